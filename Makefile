@@ -1,0 +1,65 @@
+# `make` alone lists the targets. Everything runs in .venv, which `install` makes from requirements.lock.
+# Another interpreter: make install PYTHON=python3.12
+
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+
+# One thread a process: on few cores, several torch processes with a thread per core each are slower, not faster.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow test-all bench lint types format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## make the virtual environment .venv: locked packages, and samewise itself, editable
+
+demo: install ## train a ResNet on handwritten digits (about a minute of training, nothing to download)
+	$(BIN)/samewise train experiment=resnet18_digits
+
+test: install ## run the tests that are fast enough for every change (minutes on two cores)
+	$(PYTEST) -m "not slow"
+
+test-slow: install ## run the slower tests that CI runs too; some install packages into scratch environments
+	$(PYTEST) -m "slow and not long"
+
+test-all: install ## run all tests
+	$(PYTEST)
+
+bench: install ## measure: time per step and time to the first step, as ratios
+	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
+
+lint: install ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## check types, strictly, in runner/
+	$(BIN)/pyright --project .package
+
+format: install ## format the code, and mend what can be mended by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: ## resolve the dependencies anew into requirements.lock (needs uv; UPGRADE=--upgrade for newer versions)
+	@command -v uv >/dev/null || { echo "make lock needs uv on the PATH: python3 -m pip install uv"; exit 2; }
+	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --no-header $(UPGRADE) -o requirements.lock
+
+clean: ## remove .venv, caches and builds; runs/ and mlflow.db stay
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Two stamps, so that a change of pyproject.toml alone does not go through every locked package again.
+$(VENV)/.packages: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+		"samewise needs Python 3.11 or newer; '$(PYTHON)' is not. Name one that is: make install PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { echo "'$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 2; }
+	@echo "Installing the locked packages into $(VENV): some minutes, some gigabytes."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.packages pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@

@@ -1,0 +1,215 @@
+"""What data sets have in common whose images carry boxes: packed annotations, checks that name the file, decoding, keeping small images in memory."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional
+
+from samewise.datasets.decode import read_image
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+Cache = Literal["none", "memory"]
+EmptyBoxes = Literal["refuse", "drop"]
+
+_CONTENTS = 64
+
+
+@dataclass
+class Annotated:
+    """One image's annotation.
+
+    Args:
+        name: Of the image file, relative to the folder of images.
+        width: In pixels, as the annotation says.
+        height: Likewise.
+        boxes: [x1, y1, x2, y2] in pixels, the right and lower edges excluded.
+        labels: One a box, from 1; 0 is the background.
+        crowd: One a box: whether it stands for a group of objects.
+        areas: One a box, in square pixels: of the object's mask where it has one.
+        number: The image's number in the annotations.
+    """
+
+    name: str
+    width: int
+    height: int
+    number: int
+    boxes: list[list[float]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    crowd: list[bool] = field(default_factory=list)
+    areas: list[float] = field(default_factory=list)
+
+    def add(self, box: list[float], label: int, *, crowd: bool = False, area: float | None = None) -> None:
+        """Take in one object."""
+        self.boxes.append(box)
+        self.labels.append(label)
+        self.crowd.append(crowd)
+        self.areas.append((box[2] - box[0]) * (box[3] - box[1]) if area is None else area)
+
+
+class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
+    """Samples of an image and its boxes, as torchvision's v2 transforms take them whole; a subclass says which files.
+
+    A sample is `{"image": tv_tensors.Image uint8[3, H, W], "boxes": tv_tensors.BoundingBoxes float32[N, 4] (x1, y1, x2, y2), "labels": int64[N],
+    "image_id": int}`, and in evaluation (`training=False`) also `"crowd": bool[N]` and `"area": float32[N]`, in the pixels of the annotation.
+
+    Args:
+        folder: Where the images lie.
+        images: Their annotations.
+        classes: The names of the labels; the first is the background's.
+        training: Without crowds, and without images that have no box (as torchvision's references).
+        size: [height, width] that images are resized to as they are read, boxes and areas with them; None: as they are.
+        cache: "memory": all images are decoded once, here, and kept; set `size`, or have much memory.
+
+    Raises:
+        DataError: an image file is missing; with cache="memory", damaged or of another size than its annotation says.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        images: Sequence[Annotated],
+        *,
+        classes: Sequence[str],
+        training: bool,
+        size: Sequence[int] | None = None,
+        cache: Cache = "none",
+    ) -> None:
+        if cache not in ("none", "memory"):
+            raise ConfigError(Problem("dataset.cache", "is no place to keep images", cache, "none or memory"))
+        if size is not None and (len(size) != 2 or min(size) < 1):
+            raise ConfigError(Problem("dataset.size", "is not a size", list(size), "[height, width] in pixels, or null"))
+        chosen = [image for image in images if not training or any(not crowd for crowd in image.crowd)]
+        self.classes = list(classes)
+        self._folder, self._training = folder, training
+        self._size = None if size is None else (int(size[0]), int(size[1]))
+        # Packed arrays instead of a million objects: a worker that only reads those would copy them all, reference count by reference count.
+        self._names = np.array([os.fsencode(image.name) for image in chosen])
+        self._sizes = torch.tensor([[image.height, image.width] for image in chosen], dtype=torch.int64).view(-1, 2)
+        self._numbers = torch.tensor([image.number for image in chosen], dtype=torch.int64)
+        self._offsets = torch.tensor([0, *(len(image.boxes) for image in chosen)]).cumsum(0)
+        self._boxes = torch.tensor([box for image in chosen for box in image.boxes], dtype=torch.float32).view(-1, 4)
+        self._labels = torch.tensor([label for image in chosen for label in image.labels], dtype=torch.int64)
+        self._crowd = torch.tensor([crowd for image in chosen for crowd in image.crowd], dtype=torch.bool)
+        self._areas = torch.tensor([area for image in chosen for area in image.areas], dtype=torch.float32)
+        _require_files(folder, [image.name for image in chosen])
+        self._kept = self._read_all() if cache == "memory" else None
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = self._read(index) if self._kept is None else self._kept[index]
+        place = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
+        height, width = image.shape[-2:]
+        scale_y, scale_x = height / int(self._sizes[index, 0]), width / int(self._sizes[index, 1])
+        boxes = self._boxes[place] * torch.tensor([scale_x, scale_y, scale_x, scale_y])
+        crowd, labels, areas = self._crowd[place], self._labels[place].clone(), self._areas[place] * (scale_x * scale_y)
+        if self._training:
+            boxes, labels = boxes[~crowd], labels[~crowd]
+        sample = annotated_sample(image, boxes, labels, number=int(self._numbers[index]))
+        return sample if self._training else {**sample, "crowd": crowd.clone(), "area": areas}
+
+    def path(self, index: int) -> Path:
+        """The image file of a sample."""
+        return self._folder / os.fsdecode(self._names[index])
+
+    def aspect_ratios(self) -> Tensor:
+        """float64[N]: width / height of each image, by its annotation: no file is opened."""
+        return self._sizes[:, 1].double() / self._sizes[:, 0].double()
+
+    def fingerprint(self) -> str:
+        """32 hex digits of what the samples are: classes, names, annotations, sizes of the files, and the bytes of 64."""
+        digest = blake2b(repr((self.classes, self._training, self._size)).encode(), digest_size=16)
+        digest.update(b"\0".join(self._names.tolist()))
+        for packed in (self._sizes, self._numbers, self._offsets, self._boxes, self._labels, self._crowd, self._areas):
+            digest.update(packed.contiguous().view(-1).numpy())
+        digest.update(repr([self.path(index).stat().st_size for index in range(len(self))]).encode())
+        for place in range(min(_CONTENTS, len(self))):
+            digest.update(self.path(place * len(self) // min(_CONTENTS, len(self))).read_bytes())
+        return digest.hexdigest()
+
+    def _read(self, index: int) -> Tensor:
+        image = read_image(self.path(index))
+        height, width = self._sizes[index].tolist()
+        if image.shape[-2:] != (height, width):
+            found = f"{image.shape[-1]} x {image.shape[-2]}"
+            raise DataError(Problem(str(self.path(index)), f"is {found} pixels, but its annotation says {width} x {height}", hint="one of the two is damaged"))
+        return image if self._size is None else functional.resize(image, list(self._size), antialias=True)
+
+    def _read_all(self) -> list[Tensor]:
+        """By a thread for each core: the decoders do not hold Python's lock."""
+        pool = ThreadPoolExecutor(os.cpu_count())
+        try:
+            return list(pool.map(self._read, range(len(self))))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def annotated_sample(image: Tensor, boxes: Tensor, labels: Tensor, *, number: int) -> dict[str, Any]:
+    """A sample in the form that `AnnotatedImages` describes, of uint8[3, H, W], float32[N, 4] and int64[N]."""
+    height, width = image.shape[-2:]
+    return {
+        "image": tv_tensors.Image(image),
+        "boxes": tv_tensors.BoundingBoxes(boxes, format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=(height, width)),  # pyright: ignore[reportCallIssue]
+        "labels": labels,
+        "image_id": number,
+    }
+
+
+def checked_box(box: list[float], *, where: str, width: int, height: int, empty: EmptyBoxes, hint: str = "correct the annotation") -> list[float] | None:
+    """The box [x1, y1, x2, y2] if it lies in an image of `width` x `height` pixels; None if it has no area and such are dropped.
+
+    Raises:
+        DataError: it is not finite, negative, inverted or reaches out of the image; or has no area, and such are refused. It names `where`.
+    """
+    x1, y1, x2, y2 = box
+    expected = "x1 < x2 and y1 < y2, in pixels"
+    if not all(np.isfinite(box)):
+        raise DataError(Problem(where, "a box is not of finite numbers", box, expected))
+    if x2 < x1 or y2 < y1:
+        raise DataError(Problem(where, "a box is inverted: its right or lower edge comes before the other", box, expected, "correct the annotation"))
+    if x1 < 0 or y1 < 0:
+        raise DataError(Problem(where, "a box has a negative corner", box, f"from 0 to {width} and 0 to {height}", hint))
+    if x2 > width or y2 > height:
+        raise DataError(Problem(where, f"a box reaches out of the image of {width} x {height} pixels", box, hint="correct the annotation"))
+    if x1 == x2 or y1 == y2:
+        if empty == "drop":
+            return None
+        raise DataError(Problem(where, "a box has no area", box, expected, "correct the annotation, or set dataset.empty_boxes=drop"))
+    return box
+
+
+def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequence[str]) -> None:
+    """Raise a DataError unless there are `count` classes, the background among them, as the config says."""
+    if num_classes is not None and count != num_classes:
+        shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        reason = f"has {count - 1} classes ({shown}), with the background {count}"
+        raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"set dataset.num_classes={count}"))
+
+
+def _require_files(folder: Path, names: Sequence[str]) -> None:
+    """One listing for each folder instead of a question for each file."""
+    listed: dict[str, set[str]] = {}
+    for name in names:
+        below, _, file = name.rpartition("/")
+        if below not in listed:
+            try:
+                listed[below] = set(os.listdir(folder / below))
+            except OSError as error:
+                hint = "set dataset.root=FOLDER"
+                raise DataError(Problem(str(folder / below), f"the folder of images cannot be read: {error.strerror}", hint=hint)) from None
+        if file not in listed[below]:
+            raise DataError(Problem(str(folder / name), "an image is missing that the annotations name", hint="fetch it, or take it out of the annotations"))

@@ -1,0 +1,185 @@
+"""An audio file to a tensor: WAV, FLAC, MP3 and OGG by soundfile, which needs nothing from the system; other formats by torchcodec where it works."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import soundfile
+import torch
+import torchaudio
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
+"""The file names that are audio."""
+
+_FORMATS = "a WAV, FLAC, MP3 or OGG file"
+_UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
+_SIZE_UNKNOWN = (0, 0xFFFFFFFF)  # what programs that write into a pipe leave in a WAV's header
+
+
+@dataclass(frozen=True)
+class AudioInfo:
+    """What a file's header says. `frames` counts samples of one channel."""
+
+    frames: int
+    sample_rate: int
+    channels: int
+
+    @property
+    def seconds(self) -> float:
+        return self.frames / self.sample_rate
+
+    def frames_at(self, sample_rate: int) -> int:
+        """The frames that `read_audio` gives of the whole file at another rate."""
+        return -(-self.frames * sample_rate // self.sample_rate)
+
+
+def read_audio(
+    path: str | os.PathLike[str], *, sample_rate: int | None = None, mono: bool = True, start: int = 0, frames: int | None = None
+) -> tuple[Tensor, int]:
+    """Decode a file, or a stretch of it, and resample it where its rate is another.
+
+    Args:
+        path: The file.
+        sample_rate: In Hz, what to resample to (by torchaudio's windowed sinc, which is deterministic); None: the file's own.
+        mono: Average the channels.
+        start: The first frame wanted, counted at the file's own rate.
+        frames: How many frames, at the file's own rate; None: all that follow.
+
+    Returns:
+        The samples, float32[T] if mono, else float32[C, T], at full scale 1, and their rate in Hz.
+
+    Raises:
+        DataError: there is no such file, or it is empty, cut short, no audio, or shorter than the stretch that was asked for; it names the file.
+    """
+    try:
+        with soundfile.SoundFile(path) as file:
+            _require_whole(path, file.format)
+            samples, rate = _stretch(path, file, start, frames), file.samplerate
+    except soundfile.LibsndfileError as error:
+        samples, rate = _by_torchcodec(path, error)
+        samples = samples[:, start : None if frames is None else start + frames]
+    if not samples.shape[1] or (frames is not None and samples.shape[1] < frames):
+        have = f"{start + samples.shape[1]} frames" if samples.shape[1] else "no frames there"
+        wanted = f"{frames} frames from frame {start} on" if frames is not None or start else "sound"
+        raise DataError(Problem(os.fspath(path), f"is too short: it has {have}", expected=wanted))
+    if not bool(torch.isfinite(samples.sum())):  # a float file may hold anything; the sum of a whole one is finite
+        raise DataError(Problem(os.fspath(path), "holds values that are not finite numbers"))
+    samples = samples.mean(0) if mono else samples
+    if sample_rate is None or sample_rate == rate:
+        return samples, rate
+    return _resampler(rate, sample_rate)(samples), sample_rate
+
+
+def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
+    """Length, rate and channels from the header, without decoding.
+
+    Raises:
+        DataError: there is no such file, or it is empty, cut short or no audio.
+    """
+    try:
+        with soundfile.SoundFile(path) as file:
+            _require_whole(path, file.format)
+            return AudioInfo(file.frames, file.samplerate, file.channels)
+    except soundfile.LibsndfileError as error:
+        samples, rate = _by_torchcodec(path, error)
+        return AudioInfo(samples.shape[1], rate, samples.shape[0])
+
+
+def resample(waveform: Tensor, *, from_rate: int, to_rate: int) -> Tensor:
+    """float32[..., T] at one rate in Hz to float32[..., ceil(T * to_rate / from_rate)] at another (torchaudio.functional.resample)."""
+    return waveform if from_rate == to_rate else _resampler(from_rate, to_rate)(waveform)
+
+
+def list_audio(folder: str | os.PathLike[str], *, extensions: Sequence[str] = EXTENSIONS) -> list[str]:
+    """The audio files below a folder, relative to it with "/" between folders, sorted folder by folder, then by name.
+
+    Raises:
+        DataError: there is no such folder, or it cannot be read.
+    """
+    found, waiting, wanted = list[tuple[str, str]](), [""], tuple(extensions)
+    try:
+        while waiting:
+            below = waiting.pop()
+            with os.scandir(Path(folder) / below) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):  # rubbish of editors and file managers
+                        continue
+                    if entry.name.lower().endswith(wanted):
+                        found.append((below, entry.name))
+                    elif entry.is_dir():
+                        waiting.append(f"{below}{entry.name}/")
+    except OSError as error:
+        reason = f"the folder of audio files cannot be read: {error.strerror}"
+        raise DataError(Problem(os.fspath(folder), reason, hint="set dataset.root=FOLDER")) from None
+    return [below + name for below, name in sorted(found)]
+
+
+def _stretch(path: str | os.PathLike[str], file: soundfile.SoundFile, start: int, frames: int | None) -> Tensor:
+    """float32[C, T] of an open file, T at most `frames`."""
+    if not 0 <= start <= file.frames:
+        raise DataError(Problem(os.fspath(path), f"is too short: it has {file.frames} frames", expected=f"more than {start} frames"))
+    wanted = file.frames - start if frames is None else min(frames, file.frames - start)
+    if start:
+        file.seek(start)
+    samples = torch.from_numpy(file.read(wanted, dtype="float32", always_2d=True)).t().contiguous()
+    if samples.shape[1] < wanted:
+        reason = f"is cut short: {start + samples.shape[1]} of the {file.frames} frames that its header promises"
+        raise DataError(Problem(os.fspath(path), reason, hint="remove the file, or fetch it again"))
+    return samples
+
+
+def _require_whole(path: str | os.PathLike[str], form: str) -> None:
+    """A WAV file that ends before its header says so is read without complaint by libsndfile; here it is an error."""
+    if form not in ("WAV", "WAVEX"):
+        return
+    with open(path, "rb") as file:
+        size, place = os.fstat(file.fileno()).st_size, 12
+        while place + 8 <= size:
+            file.seek(place)
+            name, length = struct.unpack("<4sI", file.read(8))
+            if name == b"data":
+                if length not in _SIZE_UNKNOWN and place + 8 + length > size:
+                    reason = f"is cut short: {size - place - 8} of the {length} bytes of sound that its header promises"
+                    raise DataError(Problem(os.fspath(path), reason, hint="remove the file, or fetch it again"))
+                return
+            place += 8 + length + length % 2
+
+
+def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileError) -> tuple[Tensor, int]:
+    """(float32[C, T], rate) of a file that soundfile refused; where it is not audio to torchcodec either, the error names the file."""
+    name = os.fspath(path)
+    try:
+        if not os.path.getsize(path):
+            raise DataError(Problem(name, "is empty", expected=_FORMATS, hint="remove the file, or fetch it again"))
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
+    # Imported only for what soundfile does not know: it needs FFmpeg's libraries, which many machines do not have.
+    try:
+        if refusal.code != _UNKNOWN_FORMAT:
+            raise ValueError
+        from torchcodec.decoders import AudioDecoder  # pyright: ignore[reportMissingImports]
+
+        decoded = AudioDecoder(name).get_all_samples()
+        return decoded.data.to(torch.float32), int(decoded.sample_rate)
+    except (ImportError, OSError, RuntimeError, ValueError):
+        reason = "is not audio, or in a format that cannot be read" if refusal.code == _UNKNOWN_FORMAT else f"is a damaged file: {refusal.error_string}"
+        hint = "torchcodec with FFmpeg reads further formats, as M4A; or convert the file" if refusal.code == _UNKNOWN_FORMAT else "fetch the file again"
+        raise DataError(Problem(name, reason, expected=_FORMATS, hint=hint)) from None
+
+
+@lru_cache(maxsize=16)
+def _resampler(from_rate: int, to_rate: int) -> torchaudio.transforms.Resample:
+    """Keeps its kernel: computing it takes longer than resampling a short file."""
+    if min(from_rate, to_rate) < 1:
+        raise ConfigError(Problem("dataset.sample_rate", "is not a rate", to_rate, "a whole number of Hz above 0"))
+    return torchaudio.transforms.Resample(from_rate, to_rate)

@@ -1,0 +1,58 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 60,000 colour images of 32x32 pixels, by torchvision, with its checksums."""
+
+from __future__ import annotations
+
+from typing import Literal, final
+
+import torch
+import torchvision.datasets
+
+from samewise.datasets import torchvision_files
+from samewise.datasets.in_memory import InMemoryImages, Transform
+
+Split = Literal["train", "valid", "test"]
+
+
+@final
+class CIFAR10(InMemoryImages):
+    """Samples `{"image": uint8[3, 32, 32], "label": int}` of ten classes.
+
+    Args:
+        root: The folder that holds `cifar-10-batches-py`.
+        split: "train" or "valid", cut from the 50,000 training images, or "test", the 10,000 others.
+        held_out: How many of the training images, the last ones, are "valid": 5,000 as in He et al. 2015. 0: "train" has them all.
+        download: Fetch the files where they are missing.
+        transform: Applied to each image.
+
+    Raises:
+        DataError: the files are missing or altered.
+        ConfigError: there is no such split, or it would be empty.
+    """
+
+    def __init__(self, *, root: str, split: Split, held_out: int = 5000, download: bool = False, transform: Transform | None = None) -> None:
+        images, labels, classes = _read(torchvision.datasets.CIFAR10, root=root, split=split, held_out=held_out, download=download)
+        super().__init__(images, labels, classes=classes, transform=transform)
+
+
+@final
+class CIFAR100(InMemoryImages):
+    """Samples `{"image": uint8[3, 32, 32], "label": int}` of a hundred classes. Arguments as for `CIFAR10`; the folder is `cifar-100-python`."""
+
+    def __init__(self, *, root: str, split: Split, held_out: int = 5000, download: bool = False, transform: Transform | None = None) -> None:
+        images, labels, classes = _read(torchvision.datasets.CIFAR100, root=root, split=split, held_out=held_out, download=download)
+        super().__init__(images, labels, classes=classes, transform=transform)
+
+
+def _read(kind: type[torchvision.datasets.CIFAR10], *, root: str, split: Split, held_out: int, download: bool) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    torchvision_files.check_split(split)
+    expected = f"a folder {kind.base_folder} with {', '.join(name for name, _ in kind.train_list + kind.test_list)} as published"
+
+    def make(*, root: str, download: bool) -> torchvision.datasets.CIFAR10:
+        return kind(root, train=split != "test", download=download)
+
+    data = torchvision_files.load(make, root=root, expected=expected, download=download)
+    images = torch.from_numpy(data.data).permute(0, 3, 1, 2)
+    labels = torch.tensor(data.targets)
+    if split != "test":
+        images, labels = torchvision_files.cut(images, labels, split=split, held_out=held_out)
+    return images, labels, data.classes

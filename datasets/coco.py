@@ -1,0 +1,125 @@
+"""COCO's instances (Lin et al. 2014, arXiv 1405.0312), and any data set annotated in its form: one JSON file and a folder of images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, final
+
+from samewise.datasets.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+
+@final
+class COCO(AnnotatedImages):
+    """Images with the boxes of a COCO annotation file. All annotations are looked at here, so their faults are told before training.
+
+    As torchvision's references/detection have it, boxes are cut at the image's border, those that then have no area are left out, and in training so are crowds
+    and images that have no box left.
+
+    Args:
+        root: The folder that the other two are relative to.
+        images: The folder of images.
+        annotations: The JSON file.
+        category_ids: "keep": labels are COCO's category numbers, 1 to 90, with gaps (torchvision's; 91 with the background). "dense": the categories
+            are numbered from 1 in the order of their numbers.
+        num_classes: How many labels there should be, with the background.
+        training: Without crowds and without images that have no box.
+        size: [height, width] that images are resized to as they are read.
+        cache: "memory" keeps all images, decoded.
+
+    Raises:
+        DataError: a file is missing or damaged, or an annotation is impossible; it names the file and the annotation.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        images: str,
+        annotations: str,
+        category_ids: Literal["keep", "dense"] = "keep",
+        num_classes: int | None = None,
+        training: bool = False,
+        size: Sequence[int] | None = None,
+        cache: Cache = "none",
+    ) -> None:
+        if category_ids not in ("keep", "dense"):
+            raise ConfigError(Problem("dataset.category_ids", "is no way to number classes", category_ids, "keep or dense"))
+        base = Path(root).expanduser()
+        path = base / annotations
+        content = _read(path)
+        names = _categories(content["categories"], path, keep=category_ids == "keep")
+        labels = {number: number if category_ids == "keep" else place for place, number in enumerate(sorted(names), start=1)}
+        count = max(labels.values(), default=0) + 1
+        if category_ids == "dense" or (num_classes is not None and count > num_classes):
+            check_labels(count, num_classes, where=str(path), names=[names[number] for number in sorted(names)])
+        classes = ["background", *(f"(unused {label})" for label in range(1, max(count, num_classes or 0)))]
+        for number, label in labels.items():
+            classes[label] = names[number]
+        found = _images(content["images"], path)
+        for one in content["annotations"]:
+            _add(one, found, labels, path)
+        super().__init__(base / images, [found[number] for number in sorted(found)], classes=classes, training=training, size=size, cache=cache)
+
+
+def _add(one: dict[str, Any], images: dict[int, Annotated], labels: dict[int, int], path: Path) -> None:
+    where = f"{path}, annotation {one.get('id')}"
+    try:
+        image, category, numbers = one["image_id"], one["category_id"], [float(value) for value in one["bbox"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(Problem(where, f"is incomplete: {error!r}", expected="image_id, category_id and bbox [x, y, width, height]")) from None
+    if image not in images:
+        raise DataError(Problem(where, "belongs to an image that the file does not list", image))
+    if category not in labels:
+        raise DataError(Problem(where, "has an unknown category", category, f"one of the file's {len(labels)} categories"))
+    if len(numbers) != 4 or not all(abs(value) < 1e9 for value in numbers) or numbers[2] < 0 or numbers[3] < 0:
+        hint = "correct the annotation"
+        raise DataError(Problem(where, "has an impossible box", numbers, "[x, y, width, height] in pixels, the width and height not negative", hint))
+    held = images[image]
+    x, y, width, height = numbers
+    x1, x2 = (min(max(value, 0.0), float(held.width)) for value in (x, x + width))
+    y1, y2 = (min(max(value, 0.0), float(held.height)) for value in (y, y + height))
+    if x1 < x2 and y1 < y2:
+        held.add([x1, y1, x2, y2], labels[category], crowd=bool(one.get("iscrowd", 0)), area=one.get("area"))
+
+
+def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    try:
+        with open(path, "rb") as handle:
+            content = json.load(handle)
+    except OSError as error:
+        near = [str(other.name) for other in path.parent.glob("*.json")] if path.parent.is_dir() else []
+        hint = nearest(path.name, near) or "set dataset.root=FOLDER"
+        raise DataError(Problem(str(path), f"the annotations cannot be read: {error.strerror}", hint=hint)) from None
+    except ValueError as error:
+        raise DataError(Problem(str(path), f"is not JSON, or cut short: {error}")) from None
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(content, dict) or not isinstance(content.get(key), list):
+            raise DataError(Problem(str(path), f"has no list of {key}", expected="COCO's form for instances: images, annotations, categories"))
+    return content
+
+
+def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[int, str]:
+    try:
+        names = {int(one["id"]): str(one["name"]) for one in found}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(Problem(str(path), f"a category is incomplete: {error!r}", expected="id and name")) from None
+    if not names:
+        raise DataError(Problem(str(path), "has no categories"))
+    if keep and min(names) < 1:
+        hint = "set dataset.category_ids=dense"
+        raise DataError(Problem(str(path), "has a category below 1, but label 0 is the background's", min(names), hint=hint))
+    return names
+
+
+def _images(found: list[dict[str, Any]], path: Path) -> dict[int, Annotated]:
+    try:
+        images = {int(one["id"]): Annotated(str(one["file_name"]), int(one["width"]), int(one["height"]), int(one["id"])) for one in found}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(Problem(str(path), f"an image is incomplete: {error!r}", expected="id, file_name, width and height")) from None
+    for image in images.values():
+        if image.width < 1 or image.height < 1:
+            raise DataError(Problem(str(path), f"image {image.number} has no pixels", f"{image.width} x {image.height}"))
+    return images

@@ -1,0 +1,79 @@
+"""An image file to a tensor: JPEG and PNG by torchvision's decoders, everything else, and whatever they refuse, by Pillow."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Literal
+
+import numpy as np
+import torch
+import torchvision.io  # registers the decoders
+from PIL import Image, ImageFile
+from torch import Tensor
+
+from samewise.runner.errors import DataError, Problem
+
+Mode = Literal["rgb", "gray"]
+
+_MODES: dict[Mode, tuple[int, str]] = {
+    "rgb": (int(torchvision.io.ImageReadMode.RGB.value), "RGB"),
+    "gray": (int(torchvision.io.ImageReadMode.GRAY.value), "L"),
+}
+
+
+def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
+    """uint8[3, H, W] (or uint8[1, H, W] for "gray") of an image file, whatever it holds: grey, palette, transparency, CMYK, 16 bits.
+
+    An EXIF orientation is not applied, as torchvision's ImageFolder does not.
+
+    Raises:
+        DataError: there is no such file, or it is cut short or no image; it names the file.
+    """
+    try:
+        with open(path, "rb") as handle:
+            raw = handle.read()
+    except OSError as error:
+        raise DataError(Problem(os.fspath(path), f"cannot be read: {error.strerror}")) from None
+    try:
+        return decode(raw, mode=mode)
+    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        # Pillow's message repeats the address of a buffer: nothing to a person
+        reason = "is no image, or a damaged one" if isinstance(error, Image.UnidentifiedImageError) else f"is a damaged image: {error}"
+        hint = "remove the file, or fetch it again"
+        raise DataError(Problem(os.fspath(path), reason if raw else "is empty", expected="a JPEG, PNG, BMP, PPM, TIFF or WebP file", hint=hint)) from None
+
+
+def decode(raw: bytes, *, mode: Mode = "rgb") -> Tensor:
+    """uint8[C, H, W] of an encoded image.
+
+    Raises:
+        ValueError, OSError, SyntaxError: whatever Pillow raises for bytes that are no whole image.
+    """
+    number, pillow = _MODES[mode]
+    # The operators themselves: the functions of torchvision.io warn at each call that they will go, which takes longer than a small image.
+    operator = _operator(raw)
+    if operator is not None:
+        try:
+            image = operator(torch.frombuffer(bytearray(raw), dtype=torch.uint8), number)
+            if image.dtype == torch.uint8:
+                return image
+        except RuntimeError:
+            pass  # not to its taste, or damaged: Pillow says which
+    return _by_pillow(raw, pillow)
+
+
+def _operator(raw: bytes):
+    """The decoder for what the first bytes say; names lie (ImageNet has a PNG called .JPEG)."""
+    name = "decode_jpeg" if raw.startswith(b"\xff\xd8\xff") else "decode_png" if raw.startswith(b"\x89PNG\r\n\x1a\n") else ""
+    return getattr(torch.ops.image, name, None) if name else None
+
+
+def _by_pillow(raw: bytes, mode: str) -> Tensor:
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a file cut short is an error"
+    with Image.open(io.BytesIO(raw)) as image:
+        if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255
+            values = np.asarray(image).astype(np.int64).clip(0, 65535)
+            image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+        pixels = np.array(image.convert(mode))
+    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[:, :, None]).permute(2, 0, 1).contiguous()

@@ -1,0 +1,164 @@
+"""What data sets have in common whose images are files: packed lists of them, decoding, and keeping small ones in memory."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from samewise.datasets.decode import Mode, read_image
+from samewise.datasets.in_memory import Transform
+from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.interfaces import Batch
+
+Cache = Literal["none", "memory"]
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""The file names that are images: torchvision's list."""
+
+_SIZES = 100_000
+_CONTENTS = 64
+_BLOCK = 256
+
+
+class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
+    """Samples `{"image": uint8[C, H, W], "label": int}` decoded from files; a subclass says which files.
+
+    Args:
+        folder: What the files' names are relative to.
+        names: Of the files, with "/" between folders.
+        labels: One for each.
+        classes: The names of the labels.
+        mode: "rgb" (C is 3) or "gray" (C is 1).
+        cache: "memory": all images are decoded once, here, and kept as one tensor; they must be of one size.
+        transform: Applied to each image, in the worker.
+
+    Raises:
+        DataError: with cache="memory", a file that is damaged or of another size.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        labels: Sequence[int],
+        *,
+        classes: Sequence[str],
+        mode: Mode = "rgb",
+        cache: Cache = "none",
+        transform: Transform | None = None,
+    ) -> None:
+        if mode not in ("rgb", "gray"):
+            raise ConfigError(Problem("mode", "is no way to read an image", mode, "rgb or gray"))
+        if cache not in ("none", "memory"):
+            raise ConfigError(Problem("cache", "is no place to keep images", cache, "none or memory"))
+        self.classes = list(classes)
+        self._folder = folder
+        # One array instead of a million strings: a worker that only reads them would otherwise copy them all, reference count by reference count.
+        self._names = np.array([os.fsencode(name) for name in names])
+        self._labels = torch.tensor(labels, dtype=torch.int64)
+        self._mode: Mode = mode
+        self._transform = transform
+        self._kept = self._read_all() if cache == "memory" else None
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = self._read(index) if self._kept is None else self._kept[index]
+        return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
+
+    def path(self, index: int) -> Path:
+        """The file of a sample."""
+        return self._folder / os.fsdecode(self._names[index])
+
+    @property
+    def batch(self) -> Callable[[Sequence[int]], Batch] | None:
+        """Fetches many samples at once, collated; None where they are not in memory, or each needs its transform."""
+        return self._fetch if self._kept is not None and self._transform is None else None
+
+    def _fetch(self, indices: Sequence[int]) -> Batch:
+        assert self._kept is not None
+        chosen = torch.as_tensor(indices)
+        return {"image": self._kept[chosen], "label": self._labels[chosen]}
+
+    def fingerprint(self) -> str:
+        """32 hex digits of what the samples are: classes, names, labels, sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
+        digest = blake2b(repr((self.classes, self._mode)).encode(), digest_size=16)
+        digest.update(b"\0".join(self._names.tolist()))
+        digest.update(self._labels.numpy())
+        digest.update(repr([self.path(index).stat().st_size for index in _spaced(len(self), _SIZES)]).encode())
+        for index in _spaced(len(self), _CONTENTS):
+            digest.update(self.path(index).read_bytes())
+        return digest.hexdigest()
+
+    def _read(self, index: int) -> Tensor:
+        return read_image(self.path(index), mode=self._mode)
+
+    def _read_all(self) -> Tensor:
+        """uint8[N, C, H, W], by a thread for each core: the decoders do not hold Python's lock."""
+        first = self._read(0)
+        kept = torch.empty((len(self), *first.shape), dtype=torch.uint8)
+
+        def read(start: int) -> None:
+            for index in range(start, min(start + _BLOCK, len(self))):
+                image = self._read(index)
+                if image.shape != first.shape:
+                    sizes = " and ".join(f"{width} x {height}" for _, height, width in (first.shape, image.shape))
+                    reason = f"images kept in memory must be of one size; there are {sizes}"
+                    raise DataError(Problem(str(self.path(index)), reason, hint="set dataset.cache=none"))
+                kept[index] = image
+
+        pool = ThreadPoolExecutor(os.cpu_count())
+        try:
+            for _ in pool.map(read, range(0, len(self), _BLOCK)):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return kept
+
+
+def list_images(folder: Path) -> list[str]:
+    """The images below a folder, relative to it, in the order of torchvision's ImageFolder: folder by folder, then by name."""
+    found: list[tuple[str, str]] = []
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        with os.scandir(folder / below) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):  # rubbish of editors and file managers
+                    continue
+                if entry.name.lower().endswith(EXTENSIONS):
+                    found.append((below, entry.name))
+                elif entry.is_dir():
+                    waiting.append(f"{below}{entry.name}/")
+    return [below + name for below, name in sorted(found)]
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The folders in a folder, sorted: their places are the labels.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        reason = f"the folder of images cannot be read: {error.strerror}"
+        expected = "a folder for each class, with its images"
+        raise DataError(Problem(str(folder), reason, expected=expected, hint="set dataset.root=FOLDER")) from None
+
+
+def _spaced(length: int, wanted: int) -> list[int]:
+    """Up to `wanted` of the indices, evenly spaced."""
+    return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]

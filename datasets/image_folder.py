@@ -1,0 +1,66 @@
+"""Any images in folders by class: `ROOT/SPLIT/CLASS/*.jpg`, as torchvision's ImageFolder reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import final
+
+from samewise.datasets.decode import Mode
+from samewise.datasets.image_files import Cache, ImageFiles, class_folders, list_images
+from samewise.datasets.in_memory import Transform
+from samewise.runner.errors import DataError, Problem
+
+
+@final
+class ImageFolder(ImageFiles):
+    """Samples `{"image": uint8[C, H, W], "label": int}`; labels number the class folders in sorted order.
+
+    Args:
+        root: The folder with the splits' folders in it.
+        folder: This split's folder in it; "" for the root itself.
+        classes_from: The split's folder that names the classes (the training split's), so that one without some class does not number the
+            others anew; None: this one.
+        num_classes: How many classes there should be; None: as many as there are.
+        mode: "rgb" or "gray".
+        cache: "memory": decode all images once and keep them; they must be of one size. "none": decode each when it is asked for.
+        transform: Applied to each image.
+
+    Raises:
+        DataError: a folder is missing or empty, or its classes are not those expected.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        folder: str,
+        classes_from: str | None = None,
+        num_classes: int | None = None,
+        mode: Mode = "rgb",
+        cache: Cache = "none",
+        transform: Transform | None = None,
+    ) -> None:
+        base = Path(root).expanduser().absolute()
+        here = base / folder
+        classes = class_folders(here if classes_from is None else base / classes_from)
+        _check_classes(here, classes, num_classes=num_classes)
+        names: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(classes):
+            images = list_images(here / name) if (here / name).is_dir() else []
+            names.extend(f"{name}/{image}" for image in images)
+            labels.extend([label] * len(images))
+        if not names:
+            expected = "folders by class with JPEG, PNG, BMP, PPM, TIFF or WebP files"
+            raise DataError(Problem(str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"))
+        super().__init__(here, names, labels, classes=classes, mode=mode, cache=cache, transform=transform)
+
+
+def _check_classes(here: Path, classes: list[str], *, num_classes: int | None) -> None:
+    unknown = sorted(set(class_folders(here)) - set(classes))
+    if unknown:
+        raise DataError(Problem(str(here), "has classes that the training split has not", unknown, f"some of: {', '.join(classes[:20])}"))
+    if num_classes is not None and len(classes) != num_classes:
+        hint = f"set dataset.num_classes={len(classes)}" if classes else "set dataset.root=FOLDER"
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(Problem(str(here), f"has {len(classes)} class folders ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))

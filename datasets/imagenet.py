@@ -1,0 +1,119 @@
+"""ImageNet-1k (ILSVRC 2012): 1,281,167 training and 50,000 validation images of 1,000 classes, as its archives unpack."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Literal, final
+
+from samewise.datasets.image_files import Cache, ImageFiles, class_folders, list_images
+from samewise.datasets.in_memory import Transform
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+_LAYOUT = "train/WNID/*.JPEG, and val/WNID/*.JPEG, or val/*.JPEG with the folder ILSVRC2012_devkit_t12 or the file LOC_val_solution.csv beside train and val"
+_GET = "get it from image-net.org (an account is needed), unpack it, and set dataset.root=FOLDER"
+_WNID = re.compile(r"n\d{8}")
+
+
+@final
+class ImageNet(ImageFiles):
+    """Samples `{"image": uint8[3, H, W], "label": int}`; labels number the WordNet ids in sorted order, as torchvision's weights do.
+
+    The true labels of a flat `val` folder come from the development kit (its ground truth by number, and `meta.mat` for the numbers) or from
+    Kaggle's `LOC_val_solution.csv`.
+
+    Args:
+        root: The folder that holds `train` and `val`.
+        split: "train" or "valid".
+        num_classes: How many classes `train` should have: 1,000, unless it is a subset.
+        cache: "none"; "memory" only where all images are of one size.
+        transform: Applied to each image.
+
+    Raises:
+        DataError: a folder or a file is missing, or does not hold what it should.
+        ConfigError: there is no such split.
+    """
+
+    def __init__(
+        self, *, root: str, split: Literal["train", "valid"], num_classes: int = 1000, cache: Cache = "none", transform: Transform | None = None
+    ) -> None:
+        if split not in ("train", "valid"):
+            raise ConfigError(Problem("split", "ImageNet has no such split with labels", split, "train or valid", nearest(split, ["train", "valid"])))
+        base = Path(root).expanduser().absolute()
+        for name in ("train", "val"):
+            if not (base / name).is_dir():
+                raise DataError(Problem(str(base / name), "ImageNet is not there", expected=_LAYOUT, hint=_GET))
+        wnids = [name for name in class_folders(base / "train") if _WNID.fullmatch(name)]
+        if len(wnids) != num_classes:
+            hint = f"set dataset.num_classes={len(wnids)} to use this subset" if wnids else _GET
+            raise DataError(Problem(str(base / "train"), f"has {len(wnids)} folders named by WordNet ids", expected=f"{num_classes}, {_LAYOUT}", hint=hint))
+        here = base / ("train" if split == "train" else "val")
+        names, labels = _images(here, wnids, base)
+        super().__init__(here, names, labels, classes=_class_names(wnids), cache=cache, transform=transform)
+
+
+def _images(here: Path, wnids: list[str], base: Path) -> tuple[list[str], list[int]]:
+    """The files of a split relative to it, and their labels."""
+    names: list[str] = []
+    labels: list[int] = []
+    for label, wnid in enumerate(wnids):
+        images = list_images(here / wnid) if (here / wnid).is_dir() else []
+        names.extend(f"{wnid}/{image}" for image in images)
+        labels.extend([label] * len(images))
+    if not names and here.name == "val":
+        names = list_images(here)
+        labels = _true_labels(names, wnids, base)
+    if not names:
+        raise DataError(Problem(str(here), "has no images", expected=_LAYOUT, hint=_GET))
+    return names, labels
+
+
+def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
+    """The labels of a flat validation folder.
+
+    Raises:
+        DataError: neither source of them is there, or it does not fit the images.
+    """
+    kit, solution = base / "ILSVRC2012_devkit_t12" / "data", base / "LOC_val_solution.csv"
+    label_of = {wnid: label for label, wnid in enumerate(wnids)}
+    if solution.is_file():
+        with open(solution, newline="") as lines:
+            truth = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)}
+        found = [truth.get(Path(name).stem) for name in names]
+        source = solution
+    elif kit.is_dir():
+        source = kit / "ILSVRC2012_validation_ground_truth.txt"
+        found = _of_development_kit(kit, len(names))
+    else:
+        raise DataError(Problem(str(base / "val"), "is a flat folder, and nothing says what its images show", expected=_LAYOUT, hint=_GET))
+    unknown = [name for name, wnid in zip(names, found, strict=True) if wnid not in label_of]
+    if unknown:
+        raise DataError(Problem(str(source), f"gives no known class for {len(unknown)} of {len(names)} images, the first of them {unknown[0]}"))
+    return [label_of[wnid] for wnid in found if wnid is not None]
+
+
+def _of_development_kit(kit: Path, count: int) -> list[str]:
+    """The WordNet id of each validation image, in the order of their names."""
+    from scipy.io import loadmat  # takes a while, and only this layout needs it
+
+    try:
+        numbers = [int(line) for line in (kit / "ILSVRC2012_validation_ground_truth.txt").read_text().split()]
+        synsets = loadmat(kit / "meta.mat", squeeze_me=True)["synsets"]
+        wnid_of = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
+        found = [wnid_of[number] for number in numbers]
+    except (OSError, ValueError, KeyError) as error:
+        expected = "ILSVRC2012_validation_ground_truth.txt and meta.mat"
+        raise DataError(Problem(str(kit), f"the development kit cannot be read: {error}", expected=expected)) from None
+    if len(found) != count:
+        raise DataError(Problem(str(kit), f"knows {len(found)} validation images", expected=f"{count}, as val has", hint="unpack ILSVRC2012_img_val.tar again"))
+    return found
+
+
+def _class_names(wnids: list[str]) -> list[str]:
+    """In words where they are the thousand; else the ids."""
+    if len(wnids) != 1000:
+        return wnids
+    from torchvision.models import ResNet18_Weights
+
+    return list(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])

@@ -1,0 +1,61 @@
+"""What data sets have in common whose images all lie in memory."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from samewise.runner.interfaces import Batch
+
+Transform = Callable[[Tensor], Any]
+"""Takes a sample's image, uint8[C, H, W], and gives one: any transform of torchvision.transforms.v2 does."""
+
+
+class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
+    """Samples `{"image": uint8[C, H, W], "label": int}` cut from one tensor; a subclass says where the tensor comes from.
+
+    Args:
+        images: uint8[N, C, H, W].
+        labels: int64[N].
+        classes: The names of the labels.
+        transform: Applied to each image, in the worker.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, *, classes: Sequence[str], transform: Transform | None = None) -> None:
+        assert (images.dtype, images.dim()) == (torch.uint8, 4), images.shape
+        assert (labels.dtype, labels.shape) == (torch.int64, images.shape[:1]), labels.shape
+        self.classes = list(classes)
+        self._images = images.contiguous()
+        self._labels = labels.contiguous()
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = self._images[index]
+        return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
+
+    @property
+    def batch(self) -> Callable[[Sequence[int]], Batch] | None:
+        """Fetches many samples at once, collated; None where each needs its transform."""
+        return self._fetch if self._transform is None else None
+
+    def _fetch(self, indices: Sequence[int]) -> Batch:
+        """`{"image": uint8[B, C, H, W], "label": int64[B]}`, copies."""
+        chosen = torch.from_numpy(np.fromiter(indices, dtype=np.int64, count=len(indices)))  # ten times as quick as torch.as_tensor
+        return {"image": self._images[chosen], "label": self._labels[chosen]}
+
+    def fingerprint(self) -> str:
+        """32 hex digits of what the samples are: every pixel, every label, and the classes' names."""
+        digest = xxhash.xxh3_128(repr((tuple(self._images.shape), self.classes)).encode())
+        digest.update(self._images.numpy())
+        digest.update(self._labels.numpy())
+        return digest.hexdigest()

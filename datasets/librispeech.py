@@ -1,0 +1,94 @@
+"""LibriSpeech: a thousand hours of read English (Panayotov et al., ICASSP 2015), as its archives unpack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import final
+
+from samewise.datasets.recordings import Cache
+from samewise.datasets.torchvision_files import load
+from samewise.datasets.utterances import LETTERS, Spelling, Utterances, require_files
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+SUBSETS = ("dev-clean", "dev-other", "test-clean", "test-other", "train-clean-100", "train-clean-360", "train-other-500")
+
+_ARCHIVE = "LibriSpeech"
+
+
+@final
+class LibriSpeech(Utterances):
+    """Samples as `Utterances`; files are ROOT/LibriSpeech/SUBSET/SPEAKER/CHAPTER/*.flac, each chapter with its transcripts.
+
+    Args:
+        root: Holds the folder LibriSpeech, or is it.
+        subsets: One or several of `SUBSETS`, in the order given.
+        download: Fetch what is missing, by torchaudio; dev-clean has 337 MB, all training sets 60 GB.
+        sample_rate: In Hz; the files have 16,000.
+        letters, lowercase, ignore: As in `Spelling`.
+        cache: As in `Utterances`.
+
+    Raises:
+        DataError: a subset or one of its files is missing.
+        ConfigError: there is no such subset.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        subsets: Sequence[str],
+        download: bool = False,
+        sample_rate: int = 16000,
+        letters: str = LETTERS,
+        lowercase: bool = True,
+        ignore: str = "",
+        cache: Cache = "none",
+    ) -> None:
+        for subset in subsets:
+            if subset not in SUBSETS:
+                raise ConfigError(Problem("dataset.subsets", "LibriSpeech has no such part", subset, ", ".join(SUBSETS), nearest(subset, SUBSETS)))
+        folder = _folder(Path(root).expanduser(), subsets, download=download)
+        listed = [line for subset in subsets for line in _listed(folder, subset)]
+        super().__init__(
+            folder,
+            [name for name, _ in listed],
+            [transcript for _, transcript in listed],
+            sample_rate=sample_rate,
+            spelling=Spelling(letters=letters, lowercase=lowercase, ignore=ignore),
+            cache=cache,
+        )
+
+
+def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
+    """The folder that holds the subsets, all of them there."""
+    if not (root / _ARCHIVE).is_dir() and any((root / subset).is_dir() for subset in subsets):
+        return root
+    folder = root / _ARCHIVE
+    for subset in subsets:
+        if (folder / subset).is_dir():
+            continue
+        if not download:
+            hint = "set dataset.root=FOLDER to where it is, or dataset.download=true to fetch it"
+            raise DataError(Problem(str(folder / subset), "this part of LibriSpeech is not there", expected="its archive, unpacked", hint=hint))
+        from torchaudio.datasets import LIBRISPEECH
+
+        load(partial(LIBRISPEECH, url=subset), root=str(root), expected=f"the folder {_ARCHIVE}/{subset}", download=True)
+    return folder
+
+
+def _listed(folder: Path, subset: str) -> list[tuple[str, str]]:
+    """(file, transcript) of all utterances in a subset, speaker by speaker, chapter by chapter, in numerical order.
+
+    Each chapter's file of transcripts is read once; torchaudio's `get_metadata` reads it anew for each of its utterances.
+    """
+    found = list[tuple[str, str]]()
+    for listing in sorted((folder / subset).glob("*/*/*.trans.txt"), key=lambda path: [(len(part), part) for part in path.parts[-3:-1]]):
+        chapter = listing.parent.relative_to(folder).as_posix()
+        lines = [line.partition(" ") for line in listing.read_text(encoding="utf-8").splitlines() if line.strip()]
+        require_files(listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name)
+        found += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]
+    if not found:
+        raise DataError(Problem(str(folder / subset), "holds no transcripts", expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt"))
+    return found

@@ -1,0 +1,93 @@
+"""Your own recordings, listed in a file with their transcripts: CSV, TSV or JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, final
+
+from samewise.datasets.recordings import Cache
+from samewise.datasets.utterances import LETTERS, Spelling, Utterances, require_files
+from samewise.runner.errors import DataError, Problem, nearest
+
+
+@final
+class Manifest(Utterances):
+    """Samples as `Utterances`, from a file with a line for each recording.
+
+    Args:
+        file: NAME.csv or NAME.tsv with a first line of column names, or NAME.jsonl with an object a line.
+        audio: The column of the recordings' paths.
+        text: The column of their transcripts.
+        root: What the paths are relative to; None: the file's folder.
+        sample_rate: In Hz; other rates are resampled.
+        letters, lowercase, ignore: As in `Spelling`.
+        cache: As in `Utterances`.
+
+    Raises:
+        DataError: the file is not there or not a list of recordings, a recording is missing, a transcript has an unknown letter.
+    """
+
+    def __init__(
+        self,
+        *,
+        file: str,
+        audio: str = "audio",
+        text: str = "text",
+        root: str | None = None,
+        sample_rate: int = 16000,
+        letters: str = LETTERS,
+        lowercase: bool = True,
+        ignore: str = "",
+        cache: Cache = "none",
+    ) -> None:
+        path = Path(file).expanduser()
+        folder = path.parent if root is None else Path(root).expanduser()
+        names, transcripts = list[str](), list[str]()
+        for number, row in _rows(path):
+            names.append(_value(path, number, row, audio))
+            transcripts.append(_value(path, number, row, text))
+        require_files(folder, names, listed_in=path.name)
+        spelling = Spelling(letters=letters, lowercase=lowercase, ignore=ignore)
+        super().__init__(folder, names, transcripts, sample_rate=sample_rate, spelling=spelling, cache=cache)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The number of each line, from 1, and what it says by column."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as handle:
+            if path.suffix.lower() in (".jsonl", ".json"):
+                for number, line in enumerate(handle, start=1):
+                    if line.strip():
+                        yield number, _object(path, number, line)
+            else:
+                table = csv.DictReader(handle, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+                for row in table:
+                    yield table.line_num, row
+    except OSError as error:
+        reason = f"the list of recordings cannot be read: {error.strerror}"
+        raise DataError(Problem(str(path), reason, hint="set dataset.train_file and dataset.valid_file")) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(Problem(str(path), f"is not a list of recordings: {error}", expected="a CSV, TSV or JSON-lines file in UTF-8")) from None
+
+
+def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(Problem(f"{path}:{number}", f"is not JSON: {error}")) from None
+    if not isinstance(row, dict):
+        raise DataError(Problem(f"{path}:{number}", "is not a JSON object", row))
+    return row
+
+
+def _value(path: Path, number: int, row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column)
+    if not isinstance(value, str) or None in row:
+        columns = [name for name in row if name is not None]
+        hint = nearest(column, columns) if column not in row else ""
+        reason = f"there is no text in the column {column!r}" if None not in row else "has more fields than there are columns; put texts with commas in quotes"
+        raise DataError(Problem(f"{path}:{number}", reason, expected=f"the columns {', '.join(map(str, columns))}", hint=hint))
+    return value

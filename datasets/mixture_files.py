@@ -1,0 +1,95 @@
+"""Recorded mixtures of speakers: a folder of mixtures, and beside it one of each speaker's part, with files of the same names."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from samewise.datasets.audio_files import audio_info, list_audio, read_audio
+from samewise.datasets.recordings import Texts
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+_CONTENTS = 64
+
+
+class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
+    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`; a subclass says where the folders are.
+
+    Args:
+        folder: Holds the folders of one split.
+        mixture: The folder of mixtures.
+        sources: The folders of the S speakers' parts.
+        sample_rate: In Hz, which all files have.
+        seconds: At most so much of a mixture, a stretch drawn by the sample's own stream; None: all of it.
+        data: The data set's name, for messages.
+
+    Raises:
+        DataError: a folder or a file is missing.
+    """
+
+    def __init__(self, folder: Path, *, mixture: str, sources: Sequence[str], sample_rate: int, seconds: float | None, data: str) -> None:
+        if seconds is not None and seconds <= 0:
+            raise ConfigError(Problem("dataset.seconds", "is no length of time", seconds, "more than 0, or null for whole mixtures"))
+        self.sample_rate = sample_rate
+        self._folder = folder
+        self._mixture = mixture
+        self._sources = tuple(sources)
+        self._frames = None if seconds is None else max(1, round(seconds * sample_rate))
+        names = _listed(folder, mixture, sources, data)
+        self._names = Texts(names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        name = self._names[index]
+        path = self._folder / self._mixture / name
+        info = audio_info(path)
+        if info.sample_rate != self.sample_rate:
+            raise DataError(Problem(str(path), "has another rate than the data set", info.sample_rate, f"{self.sample_rate} Hz", "set dataset.sample_rate"))
+        frames = info.frames if self._frames is None else min(self._frames, info.frames)
+        start = int(torch.randint(info.frames - frames + 1, ()))
+        mixture, _ = read_audio(path, start=start, frames=frames)
+        sources = []
+        for part in self._sources:
+            waveform, rate = read_audio(self._folder / part / name, start=start, frames=frames)
+            if rate != self.sample_rate:
+                raise DataError(Problem(str(self._folder / part / name), "has another rate than its mixture", rate, f"{self.sample_rate} Hz"))
+            sources.append(waveform)
+        return {"mixture": mixture, "sources": torch.stack(sources), "length": frames, "name": name}
+
+    def fingerprint(self) -> str:
+        """32 hex digits of the names, the folders, and the bytes of 64 mixtures with their parts."""
+        digest = blake2b(repr((len(self), self._mixture, self._sources, self.sample_rate, self._frames)).encode(), digest_size=16)
+        digest.update(self._names.block)
+        digest.update(self._names.ends)
+        for place in range(min(_CONTENTS, len(self))):
+            name = self._names[place * len(self) // min(_CONTENTS, len(self))]
+            for folder in (self._mixture, *self._sources):
+                digest.update((self._folder / folder / name).read_bytes())
+        return digest.hexdigest()
+
+
+def _listed(folder: Path, mixture: str, sources: Sequence[str], data: str) -> list[str]:
+    """The names of the mixtures, each of which has all its parts."""
+    hint = f"set dataset.root=FOLDER to where {data} was generated"
+    for name in (mixture, *sources):
+        if not (folder / name).is_dir():
+            raise DataError(
+                Problem(str(folder / name), f"this folder of {data} is not there", expected=f"{', '.join((mixture, *sources))} in {folder}", hint=hint)
+            )
+    names = list_audio(folder / mixture, extensions=(".wav", ".flac"))
+    if not names:
+        raise DataError(Problem(str(folder / mixture), "holds no mixtures", expected="WAV files", hint=hint))
+    for part in sources:
+        missing = sorted(set(names) - set(list_audio(folder / part, extensions=(".wav", ".flac"))))
+        if missing:
+            shown = ", ".join(missing[:3]) + (f", and {len(missing) - 3} more" if len(missing) > 3 else "")
+            raise DataError(Problem(str(folder / part), f"parts of mixtures are missing: {shown}", hint="generate the data set again"))
+    return names

@@ -1,0 +1,137 @@
+"""Any images with boxes in the layout of Pascal VOC: JPEGImages, Annotations, ImageSets/Main (Everingham et al. 2010)."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from samewise.datasets.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_labels, checked_box
+from samewise.datasets.image_files import EXTENSIONS
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+
+@dataclass(frozen=True)
+class _Object:
+    name: str
+    box: list[float]
+    difficult: bool
+
+
+@final
+class PascalVOC(AnnotatedImages):
+    """The images that `ImageSets/Main/SPLIT.txt` lists, with the boxes of their XML files.
+
+    Every annotation is looked at here, so its faults are told before training.
+
+    Args:
+        root: The folder that holds JPEGImages, Annotations and ImageSets.
+        split: The list: "train", "val", "trainval", "test".
+        classes: The names that are objects, in the order of their labels from 1; None: all that occur in any annotation, sorted.
+        num_classes: How many there should be, with the background.
+        training: Without images that have no box.
+        first_pixel: The number of the first pixel: 1 in VOC's own files, whose boxes include their last pixel; 0: corners are taken as they are.
+        empty_boxes: What to do with a box without area: "refuse", or "drop".
+        difficult: Whether objects marked as difficult count.
+        size: [height, width] that images are resized to as they are read.
+        cache: "memory" keeps all images, decoded.
+
+    Raises:
+        DataError: a file is missing or damaged, a box is impossible or a class unknown; it names the file.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: str,
+        classes: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        training: bool = False,
+        first_pixel: int = 0,
+        empty_boxes: EmptyBoxes = "refuse",
+        difficult: bool = True,
+        size: Sequence[int] | None = None,
+        cache: Cache = "none",
+    ) -> None:
+        if first_pixel not in (0, 1) or empty_boxes not in ("refuse", "drop"):
+            message, value = ("first_pixel is 0 or 1", first_pixel) if first_pixel not in (0, 1) else ("empty_boxes is refuse or drop", empty_boxes)
+            raise ConfigError(Problem("dataset", message, value))
+        base = Path(root).expanduser()
+        ids = _listed(base, split)
+        names = list(classes) if classes is not None else _classes(base)
+        check_labels(len(names) + 1, num_classes, where=str(base / "Annotations"), names=names)
+        labels = {name: label for label, name in enumerate(names, start=1)}
+        images: list[Annotated] = []
+        for number, one in enumerate(ids):
+            path = base / "Annotations" / f"{one}.xml"
+            image, objects = _parsed(path, one, number)
+            for found in objects:
+                if found.name not in labels:
+                    raise DataError(Problem(str(path), "has an object of an unknown class", found.name, ", ".join(names), nearest(found.name, names)))
+                hint = "correct the annotation" if min(found.box) < 0 else "these corners count from 0: set dataset.first_pixel=0"
+                shifted = [found.box[0] - first_pixel, found.box[1] - first_pixel, found.box[2], found.box[3]]
+                box = checked_box(shifted, where=str(path), width=image.width, height=image.height, empty=empty_boxes, hint=hint)
+                if box is not None and (difficult or not found.difficult):
+                    image.add(box, labels[found.name])
+            images.append(image)
+        super().__init__(base / "JPEGImages", images, classes=["background", *names], training=training, size=size, cache=cache)
+
+
+def _listed(base: Path, split: str) -> list[str]:
+    path = base / "ImageSets" / "Main" / f"{split}.txt"
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        known = sorted(one.stem for one in path.parent.glob("*.txt"))
+        hint = nearest(split, known) or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets"
+        raise DataError(Problem(str(path), f"the list of images cannot be read: {error.strerror}", expected=", ".join(known), hint=hint)) from None
+    ids = [line.split()[0] for line in lines if line.strip()]
+    if not ids:
+        raise DataError(Problem(str(path), "lists no image"))
+    return ids
+
+
+def _classes(base: Path) -> list[str]:
+    """All classes of all annotations, not only of one split's, so that every split numbers them alike."""
+    found: set[str] = set()
+    for number, path in enumerate(sorted((base / "Annotations").glob("*.xml"))):
+        found.update(one.name for one in _parsed(path, path.stem, number)[1])
+    if not found:
+        raise DataError(Problem(str(base / "Annotations"), "has no annotated object", hint="set dataset.root=FOLDER"))
+    return sorted(found)
+
+
+def _parsed(path: Path, name: str, number: int) -> tuple[Annotated, list[_Object]]:
+    """An XML file: its image without boxes, and the objects."""
+    try:
+        tree = ElementTree.parse(path).getroot()
+    except OSError as error:
+        reason = f"the annotation of image {name} cannot be read: {error.strerror}"
+        raise DataError(Problem(str(path), reason, hint="write it (without objects, if there are none), or take the image off the list")) from None
+    except ElementTree.ParseError as error:
+        raise DataError(Problem(str(path), f"is not XML: {error}")) from None
+    width, height = (int(_number(tree, f"size/{side}", path)) for side in ("width", "height"))
+    if width < 1 or height < 1:
+        raise DataError(Problem(str(path), "says that the image has no pixels", f"{width} x {height}"))
+    file = (tree.findtext("filename") or "").strip()
+    image = Annotated(file if Path(file).stem == name and file.lower().endswith(EXTENSIONS) else f"{name}.jpg", width, height, number)
+    objects = [
+        _Object(
+            (one.findtext("name") or "").strip(),
+            [_number(one, f"bndbox/{side}", path) for side in ("xmin", "ymin", "xmax", "ymax")],
+            (one.findtext("difficult") or "0").strip() == "1",
+        )
+        for one in tree.iter("object")
+    ]
+    return image, objects
+
+
+def _number(node: ElementTree.Element, where: str, path: Path) -> float:
+    text = node.findtext(where)
+    try:
+        return float(text or "")
+    except ValueError:
+        raise DataError(Problem(str(path), f"has no number at {where}", text, "an annotation in Pascal VOC's form")) from None

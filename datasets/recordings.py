@@ -1,0 +1,110 @@
+"""Audio files by number: their names packed, decoded in stretches when asked for, or all kept in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samewise.datasets.audio_files import audio_info, read_audio, resample
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+Cache = Literal["none", "memory"]
+
+_CONTENTS = 64
+_SIZES = 100_000
+
+
+class Texts:
+    """Many strings as one block of bytes: a worker that reads a list of a million of them would copy it all, reference count by reference count."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        coded = [text.encode("utf-8", "surrogateescape") for text in texts]
+        self.block = np.frombuffer(b"".join(coded), dtype=np.uint8)
+        self.ends = np.cumsum([0, *map(len, coded)])
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> str:
+        start, stop = self.ends[index], self.ends[index + 1]
+        return self.block[start:stop].tobytes().decode("utf-8", "surrogateescape")
+
+
+@final
+class Recordings:
+    """Waveforms at one rate, mono.
+
+    Args:
+        folder: What the names are relative to.
+        names: Of the files, with "/" between folders.
+        sample_rate: In Hz; files at another rate are resampled.
+        cache: "memory": all are decoded here, and kept end to end in one tensor, which worker processes share.
+
+    Raises:
+        DataError: there are no files; with cache="memory", one is damaged.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], *, sample_rate: int, cache: Cache = "none") -> None:
+        if cache not in ("none", "memory"):
+            raise ConfigError(Problem("dataset.cache", "is no place to keep recordings", cache, "none or memory"))
+        if not names:
+            raise DataError(Problem(str(folder), "there are no recordings for this split", hint="set dataset.root=FOLDER"))
+        self.folder = folder
+        self.sample_rate = sample_rate
+        self.names = Texts(names)
+        self._kept: Tensor | None = None
+        if cache == "memory":
+            waveforms = [self._decoded(index) for index in range(len(names))]
+            self._kept = torch.cat(waveforms)
+            self._ends = np.cumsum([0, *map(len, waveforms)])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def path(self, index: int) -> Path:
+        """The file of a recording."""
+        return self.folder / self.names[index]
+
+    def frames(self, index: int) -> int:
+        """The recording's length in samples at `sample_rate`, at least 1."""
+        if self._kept is not None:
+            return int(self._ends[index + 1] - self._ends[index])
+        frames = audio_info(self.path(index)).frames_at(self.sample_rate)
+        if not frames:
+            raise DataError(Problem(str(self.path(index)), "holds no sound"))
+        return frames
+
+    def stretch(self, index: int, start: int = 0, frames: int | None = None) -> Tensor:
+        """float32[frames] of a recording from `start` on, at `sample_rate`; all that follow where `frames` is None."""
+        stop = None if frames is None else start + frames
+        if self._kept is not None:
+            return self._kept[self._ends[index] : self._ends[index + 1]][start:stop]
+        if audio_info(self.path(index)).sample_rate == self.sample_rate:
+            return read_audio(self.path(index), start=start, frames=frames)[0]
+        return self._decoded(index)[start:stop]
+
+    def fingerprint(self) -> str:
+        """32 hex digits of names, rate, sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
+        digest = blake2b(repr((len(self), self.sample_rate)).encode(), digest_size=16)
+        digest.update(self.names.block)
+        digest.update(self.names.ends)
+        digest.update(repr([os.path.getsize(self.path(index)) for index in _spaced(len(self), _SIZES)]).encode())
+        for index in _spaced(len(self), _CONTENTS):
+            digest.update(self.path(index).read_bytes())
+        return digest.hexdigest()
+
+    def _decoded(self, index: int) -> Tensor:
+        waveform, rate = read_audio(self.path(index))
+        return resample(waveform, from_rate=rate, to_rate=self.sample_rate)
+
+
+def _spaced(length: int, wanted: int) -> list[int]:
+    """Up to `wanted` of the indices, evenly spaced."""
+    return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]

@@ -1,0 +1,155 @@
+"""Mixtures made on the spot from any folder of speakers' recordings: who speaks, what, when and how loud is drawn anew for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import Dataset
+
+from samewise.datasets.audio_files import list_audio
+from samewise.datasets.recordings import Cache, Recordings
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+_LOUDNESS = 0.05
+"""The root mean square of a speaker at 0 dB; speech then stays well inside [-1, 1]."""
+_SILENCE = 1e-4
+
+
+@final
+class SpeakerMixtures(Dataset[dict[str, Any]]):
+    """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`, all of one length.
+
+    Each of S different speakers says recordings of their own, drawn one after the other with pauses between, until the mixture is filled; a long one
+    begins somewhere within. The levels lie apart as in WSJ0-mix (arXiv 1508.04306).
+
+    Args:
+        root: The folder of recordings.
+        pattern: A regular expression that a file's name, relative to the folder, must match in full to belong to this split, with a group
+            `speaker`. The default takes a folder for each speaker; `[0-9]_(?P<speaker>[a-z]+)_[0-4][.]wav` takes the spoken digits' first takes.
+        length: How many mixtures an epoch has.
+        seconds: Of a mixture.
+        num_speakers: S.
+        sample_rate: In Hz; files at another rate are resampled.
+        levels: Each speaker's level is drawn between these, in dB.
+        pause: Pauses before a recording are drawn between these, in seconds.
+        fixed: The mixtures are keyed by their index alone, the same in every epoch: for evaluation. Else by the sample's own stream.
+        seed: Of fixed mixtures; the data's own, not the experiment's.
+        cache: "memory" keeps all recordings decoded.
+
+    Raises:
+        DataError: no file matches, or there are fewer than S speakers.
+        ConfigError: a pattern without the group `speaker`, an interval that is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        pattern: str = "(?P<speaker>[^/]+)/.+",
+        length: int = 1000,
+        seconds: float = 2.0,
+        num_speakers: int = 2,
+        sample_rate: int = 8000,
+        levels: Sequence[float] = (-2.5, 2.5),
+        pause: Sequence[float] = (0.0, 0.2),
+        fixed: bool = False,
+        seed: int = 0,
+        cache: Cache = "none",
+    ) -> None:
+        _require_sound(length=length, num_speakers=num_speakers, sample_rate=sample_rate, seconds=seconds, levels=levels, pause=pause)
+        folder = Path(root).expanduser()
+        spoken = _by_speaker(folder, pattern, num_speakers)
+        self.sample_rate = sample_rate
+        self.speakers = list(spoken)
+        self._settings = repr((length, seconds, num_speakers, list(levels), list(pause), fixed, seed))
+        self._length, self._fixed, self._seed = length, fixed, seed
+        self._count, self._frames = num_speakers, max(1, round(seconds * sample_rate))
+        self._levels, self._pause = tuple(map(float, levels)), tuple(map(float, pause))
+        self._recordings = Recordings(folder, [name for names in spoken.values() for name in names], sample_rate=sample_rate, cache=cache)
+        counts = torch.tensor([len(names) for names in spoken.values()])
+        self._first, self._counts = (counts.cumsum(0) - counts).tolist(), counts.tolist()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        draw = _keyed(self._seed, index) if self._fixed else torch.default_generator
+        speakers = torch.randperm(len(self.speakers), generator=draw)[: self._count].tolist()
+        sources = torch.stack([self._track(speaker, draw) for speaker in speakers])
+        low, high = self._levels
+        decibels = low + (high - low) * torch.rand(self._count, 1, generator=draw)
+        loudness = sources.square().mean(1, keepdim=True).sqrt().clamp(min=_SILENCE)
+        sources = sources * (_LOUDNESS * 10.0 ** (decibels / 20.0) / loudness)
+        name = f"{index} " + "+".join(self.speakers[speaker] for speaker in speakers)
+        return {"mixture": sources.sum(0), "sources": sources, "length": self._frames, "name": name}
+
+    def fingerprint(self) -> str:
+        """32 hex digits of the recordings and of how they are mixed."""
+        return blake2b(f"{self._recordings.fingerprint()} {self._settings}".encode(), digest_size=16).hexdigest()
+
+    def _track(self, speaker: int, draw: Generator) -> Tensor:
+        """float32[T]: one speaker's recordings, one after the other, seen from a moment drawn at random."""
+        shortest, longest = self._pause
+        pieces, total = list[tuple[int, int, int]](), 0  # (recording, where it begins, where it ends)
+        while total < self._frames:
+            index = self._first[speaker] + int(torch.randint(self._counts[speaker], (), generator=draw))
+            begin = total + round((shortest + (longest - shortest) * float(torch.rand((), generator=draw))) * self.sample_rate)
+            total = begin + self._recordings.frames(index)
+            pieces.append((index, begin, total))
+        start = int(torch.randint(total - self._frames + 1, (), generator=draw))
+        track = torch.zeros(self._frames)
+        for index, begin, end in pieces:
+            heard, until = max(begin, start), min(end, start + self._frames)
+            if heard < until:
+                track[heard - start : until - start] = self._recordings.stretch(index, heard - begin, until - heard)
+        return track
+
+
+def _by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list[str]]:
+    """The names of each speaker's files, speakers sorted."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(Problem("dataset.pattern", f"is no regular expression: {error}", pattern)) from None
+    if "speaker" not in compiled.groupindex:
+        raise ConfigError(Problem("dataset.pattern", "does not say where a file's name has the speaker", pattern, "a group (?P<speaker>...)"))
+    found = dict[str, list[str]]()
+    for name in list_audio(folder):
+        if match := compiled.fullmatch(name):
+            found.setdefault(match["speaker"], []).append(name)
+    if not found:
+        reason = "no recording there has a name that the pattern matches"
+        raise DataError(Problem(str(folder), reason, pattern, "a folder for each speaker, or a dataset.pattern of your own", "set dataset.root=FOLDER"))
+    if len(found) < wanted:
+        speakers = ", ".join(sorted(found))
+        reason = f"has recordings of {len(found)} speaker{'s' if len(found) > 1 else ''} ({speakers}), too few for mixtures of {wanted}"
+        raise DataError(
+            Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint="dataset.pattern says which part of a file's name is the speaker")
+        )
+    return {speaker: found[speaker] for speaker in sorted(found)}
+
+
+def _require_sound(*, length: int, num_speakers: int, sample_rate: int, seconds: float, levels: Sequence[float], pause: Sequence[float]) -> None:
+    for name, value, least in (("length", length, 1), ("num_speakers", num_speakers, 2), ("sample_rate", sample_rate, 1)):
+        if value < least:
+            raise ConfigError(Problem(f"dataset.{name}", f"must be at least {least}", value))
+    if seconds <= 0:
+        raise ConfigError(Problem("dataset.seconds", "is no length of time", seconds, "more than 0"))
+    if len(levels) != 2 or levels[0] > levels[1]:
+        raise ConfigError(Problem("dataset.levels", "is not an interval", list(levels), "[from, to] in dB"))
+    if len(pause) != 2 or not 0 <= pause[0] <= pause[1]:
+        raise ConfigError(Problem("dataset.pause", "is not an interval", list(pause), "[from, to] in seconds"))
+
+
+def _keyed(seed: int, index: int) -> Generator:
+    made = Generator()
+    made.manual_seed(int.from_bytes(blake2b(f"mixture {seed} {index}".encode(), digest_size=8).digest(), "little"))
+    return made

@@ -1,0 +1,61 @@
+"""Speech Commands: one-second recordings of single words (Warden 2018, arXiv 1804.03209), through torchaudio."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Literal, final
+
+from torchaudio.datasets import SPEECHCOMMANDS
+
+from samewise.datasets.recordings import Cache
+from samewise.datasets.torchvision_files import check_split, load
+from samewise.datasets.utterances import LETTERS, Spelling, Utterances
+
+_PARTS = {"train": "training", "valid": "validation", "test": "testing"}
+
+
+@final
+class SpeechCommands(Utterances):
+    """Samples as `Utterances`, the word being the transcript. The splits are the official ones, by speaker.
+
+    Args:
+        root: Holds SpeechCommands/VERSION/WORD/*.wav.
+        split: "train", "valid" or "test".
+        version: "speech_commands_v0.02" (35 words) or "speech_commands_v0.01" (30).
+        download: Fetch what is missing: 2.4 GB.
+        sample_rate: In Hz; the files have 16,000.
+        letters, lowercase, ignore: As in `Spelling`.
+        cache: As in `Utterances`.
+
+    Raises:
+        DataError: the data set is not there.
+        ConfigError: there is no such split.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Literal["train", "valid", "test"],
+        version: Literal["speech_commands_v0.01", "speech_commands_v0.02"] = "speech_commands_v0.02",
+        download: bool = False,
+        sample_rate: int = 16000,
+        letters: str = LETTERS,
+        lowercase: bool = True,
+        ignore: str = "",
+        cache: Cache = "none",
+    ) -> None:
+        check_split(split)
+        make = partial(SPEECHCOMMANDS, url=version, subset=_PARTS[split])
+        words = load(make, root=root, expected=f"the folder SpeechCommands/{version}, with its lists of files", download=download)
+        listed = [words.get_metadata(index) for index in range(len(words))]
+        super().__init__(
+            Path(root).expanduser() / "SpeechCommands",
+            [name.replace(os.sep, "/") for name, *_ in listed],
+            [word for _, _, word, *_ in listed],
+            sample_rate=sample_rate,
+            spelling=Spelling(letters=letters, lowercase=lowercase, ignore=ignore),
+            cache=cache,
+        )

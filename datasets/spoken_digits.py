@@ -1,0 +1,101 @@
+"""The Free Spoken Digit Dataset: 3,000 recordings of the ten digits by six people, 8 kHz (github.com/Jakobovski/free-spoken-digit-dataset)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from samewise.datasets.audio_files import list_audio
+from samewise.datasets.recordings import Cache
+from samewise.datasets.utterances import LETTERS, Spelling, Utterances, sample
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+_NAME = re.compile(r"([0-9])_([A-Za-z]+)_([0-9]+)\.wav")
+
+
+@final
+class SpokenDigits(Utterances):
+    """Samples as `Utterances`: a digit's name, or several of one speaker one after the other.
+
+    The files are ROOT/recordings/DIGIT_SPEAKER_TAKE.wav, or lie in ROOT itself. By the data set's own rule the takes 0 to 4 are for testing.
+
+    Args:
+        root: The data set's folder.
+        takes: The first and the last take that belong to this split.
+        speakers: Their names; None: all.
+        digits: The least and the most digits of an utterance. With more than one, an utterance begins with the recording that its index
+            names; how many follow, which of the same speaker's, and the pauses between are random, by the sample's own stream.
+        pause: The shortest and the longest pause between two digits, in seconds.
+        sample_rate: In Hz; the files have 8,000.
+        letters, lowercase, ignore: As in `Spelling`.
+        cache: As in `Utterances`; all recordings together take 42 MB in memory.
+
+    Raises:
+        DataError: the recordings are not there, or none of these takes and speakers.
+        ConfigError: an interval that is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        takes: Sequence[int] = (0, 49),
+        speakers: Sequence[str] | None = None,
+        digits: Sequence[int] = (1, 1),
+        pause: Sequence[float] = (0.0, 0.1),
+        sample_rate: int = 8000,
+        letters: str = LETTERS,
+        lowercase: bool = True,
+        ignore: str = "",
+        cache: Cache = "memory",
+    ) -> None:
+        for name, ends, least in (("takes", takes, 0), ("digits", digits, 1), ("pause", pause, 0)):
+            if len(ends) != 2 or not least <= ends[0] <= ends[1]:
+                raise ConfigError(Problem(f"dataset.{name}", "is not an interval", list(ends), f"[from, to], from {least} on"))
+        folder = Path(root).expanduser()
+        folder = folder / "recordings" if (folder / "recordings").is_dir() else folder
+        chosen = [line for line in _listed(folder) if takes[0] <= line[3] <= takes[1] and (speakers is None or line[2] in speakers)]
+        self._digits = (int(digits[0]), int(digits[1]))
+        self._pause = (float(pause[0]), float(pause[1]))
+        speaker_of = [speaker for _, _, speaker, _ in chosen]
+        self.speakers = sorted(set(speaker_of))
+        self._speaker = torch.tensor([self.speakers.index(speaker) for speaker in speaker_of], dtype=torch.int64)
+        self._of_speaker = [torch.nonzero(self._speaker == number).flatten() for number in range(len(self.speakers))]
+        super().__init__(
+            folder,
+            [name for name, *_ in chosen],
+            [WORDS[digit] for _, digit, *_ in chosen],
+            sample_rate=sample_rate,
+            spelling=Spelling(letters=letters, lowercase=lowercase, ignore=ignore),
+            cache=cache,
+        )
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        fewest, most = self._digits
+        if most == 1:
+            return super().__getitem__(index)
+        indices, parts = [index], [self.waveform(index)]
+        own = self._of_speaker[int(self._speaker[index])]
+        for _ in range(int(torch.randint(fewest, most + 1, ())) - 1):
+            indices.append(int(own[int(torch.randint(len(own), ()))]))
+            seconds = self._pause[0] + float(torch.rand(())) * (self._pause[1] - self._pause[0])
+            parts += [torch.zeros(round(seconds * self.sample_rate)), self.waveform(indices[-1])]
+        return sample(torch.cat(parts), " ".join(map(self.transcript, indices)), "+".join(map(self.name, indices)))
+
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint()}-{self._digits}-{self._pause}" if self._digits != (1, 1) else super().fingerprint()
+
+
+def _listed(folder: Path) -> list[tuple[str, int, str, int]]:
+    """(file, digit, speaker, take), by digit, speaker and take."""
+    found = [(name, int(parts[1]), parts[2], int(parts[3])) for name in list_audio(folder, extensions=(".wav",)) if (parts := _NAME.fullmatch(name))]
+    if not found:
+        hint = "set dataset.root=FOLDER to the data set's folder"
+        raise DataError(Problem(str(folder), "holds no spoken digits", expected="files named DIGIT_SPEAKER_TAKE.wav, as 7_jackson_32.wav", hint=hint))
+    return sorted(found, key=lambda line: line[1:])

@@ -1,0 +1,71 @@
+"""Getting the files of a torchvision data set, and saying in words what is missing."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.error import URLError
+
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+Made = TypeVar("Made")
+
+
+def load(make: Callable[..., Made], *, root: str, expected: str, download: bool) -> Made:
+    """`make(root=..., download=...)`: a torchvision data set whose files' checksums are right.
+
+    Several processes may ask at once: one downloads, the others wait for it.
+
+    Args:
+        make: Makes the data set; raises RuntimeError where files are missing or altered.
+        root: The folder that holds the data set's own folder.
+        expected: What should lie in the root.
+        download: Fetch what is missing.
+
+    Raises:
+        DataError: it is not there, altered, or cannot be downloaded.
+    """
+    folder = Path(root).expanduser().absolute()
+    try:
+        if not download:
+            return make(root=folder, download=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".download.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return make(root=folder, download=True)
+    except (URLError, TimeoutError, ConnectionError) as error:
+        reason = f"the data set could not be downloaded: {getattr(error, 'reason', error)}"
+        raise DataError(Problem(str(folder), reason, expected=expected, hint="put the files there yourself")) from None
+    except RuntimeError as error:
+        if download:
+            raise DataError(Problem(str(folder), f"the data set could not be downloaded: {error}", expected=expected)) from None
+        hint = "set dataset.root=FOLDER to where they are, or dataset.download=true to fetch them"
+        raise DataError(Problem(str(folder), "the data set's files are missing or altered", expected=expected, hint=hint)) from None
+    except OSError as error:
+        raise DataError(Problem(str(folder), f"cannot be used: {error.strerror or error}", expected="a folder that can be read and written")) from None
+
+
+def cut(images: Tensor, labels: Tensor, *, split: str, held_out: int) -> tuple[Tensor, Tensor]:
+    """The training file's share of a split: its last `held_out` samples are "valid", the others "train".
+
+    Raises:
+        ConfigError: nothing would be left of one of the two.
+    """
+    if held_out == 0 and split == "train":
+        return images, labels
+    if not 0 < held_out < len(images):
+        hint = "set dataset.held_out to the number of training images to validate on, or dataset.valid.split=test"
+        raise ConfigError(Problem("held_out", f"leaves no image for the {split} split", held_out, f"1 to {len(images) - 1}", hint))
+    chosen = slice(-held_out, None) if split == "valid" else slice(None, -held_out)
+    return images[chosen], labels[chosen]
+
+
+def check_split(split: str) -> None:
+    """Raises ConfigError unless it is train, valid or test."""
+    splits = ("train", "valid", "test")
+    if split not in splits:
+        raise ConfigError(Problem("split", "there is no such split", split, "train, valid or test", nearest(split, splits)))

@@ -1,0 +1,146 @@
+"""Colour operations on uint8[B, C, H, W], C 1 or 3, each image with a strength of its own, as torchvision (and PIL) define them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+from torchvision.transforms.v2 import functional
+
+from samewise.datasets.transforms.images import ImageTransform, chance, interval, needs_bytes, per_sample, uniform
+from samewise.runner.interfaces import Batch
+
+Operation = Callable[[Tensor, Tensor], Tensor]
+"""uint8[n, C, H, W] and a strength, float64[n] on the CPU, to changed images."""
+
+
+def by_operation(images: Tensor, which: Tensor, strength: Tensor, operations: Sequence[Operation]) -> Tensor:
+    """Each image changed by its operation, those of one operation together.
+
+    Args:
+        images: uint8[B, C, H, W].
+        which: int64[B] on the CPU, the number of each image's operation.
+        strength: float64[B] on the CPU.
+        operations: At most as many calls as there are of these, whatever B.
+    """
+    order = which.argsort(stable=True)
+    counts = which.bincount(minlength=len(operations)).tolist()
+    sorted_images = images.index_select(0, order.to(images.device, non_blocking=True))
+    pieces = zip(operations, sorted_images.split(counts), strength[order].split(counts), strict=True)
+    changed = torch.cat([operation(piece, strengths) for operation, piece, strengths in pieces if len(piece)])
+    return changed.index_select(0, order.argsort().to(images.device, non_blocking=True))
+
+
+def identity(images: Tensor, strength: Tensor) -> Tensor:
+    """The images."""
+    return images
+
+
+def brightness(images: Tensor, strength: Tensor) -> Tensor:
+    """Strength 0: black, 1: as it is."""
+    return images.mul(per_sample(strength, images, torch.float32)).clamp_(0, 255).to(torch.uint8)
+
+
+def contrast(images: Tensor, strength: Tensor) -> Tensor:
+    """Strength 0: the mean grey, 1: as it is."""
+    return _blend(images, _grey(images).mean(dim=(1, 2, 3), keepdim=True), strength)
+
+
+def saturation(images: Tensor, strength: Tensor) -> Tensor:
+    """Strength 0: grey, 1: as it is."""
+    return images if images.shape[1] == 1 else _blend(images, _grey(images), strength)
+
+
+def sharpness(images: Tensor, strength: Tensor) -> Tensor:
+    """Strength 0: smoothed (3x3, the centre five times the weight of a neighbour), 1: as it is; the border of one pixel stays."""
+    if min(images.shape[-2:]) <= 2:
+        return images
+    floats = images.to(torch.float32)
+    inner = floats[..., 1:-1, 1:-1]
+    # A convolution would do, but on CUDA its precision depends on the TF32 setting; thirteenths never fall on a half, so rounding is exact.
+    smooth = avg_pool2d(floats, 3, stride=1).mul_(9).add_(inner, alpha=4).div_(13).round_()
+    inner.add_(smooth.sub_(inner).mul_(per_sample(1.0 - strength, images, torch.float32)))
+    return floats.clamp_(0, 255).to(torch.uint8)
+
+
+def posterize(images: Tensor, strength: Tensor) -> Tensor:
+    """Only the `strength` highest bits are kept."""
+    bits = strength.long()
+    return images & per_sample((2**bits - 1) * 2 ** (8 - bits), images, torch.uint8)
+
+
+def solarize(images: Tensor, strength: Tensor) -> Tensor:
+    """Values from 255 * strength on are inverted."""
+    return torch.where(images >= per_sample(255.0 * strength, images, torch.float32), functional.invert(images), images)
+
+
+def autocontrast(images: Tensor, strength: Tensor) -> Tensor:
+    """Each channel stretched to the full range."""
+    return functional.autocontrast(images)
+
+
+def equalize(images: Tensor, strength: Tensor) -> Tensor:
+    """Each channel's histogram made even."""
+    return functional.equalize(images)
+
+
+@final
+class ColorJitter(ImageTransform):
+    """Brightness, contrast and saturation changed by random factors in a random order.
+
+    Choices: `order` int64[B, 3], which of the three comes when; `factor` float64[B, 3], by number, not by place.
+
+    Args:
+        brightness: Factors are uniform in [1 - brightness, 1 + brightness], not below 0; 0: as it is.
+        contrast: Likewise.
+        saturation: Likewise.
+    """
+
+    _operations = (brightness, contrast, saturation)
+
+    def __init__(self, *, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0) -> None:
+        super().__init__()
+        self.intervals = [interval("ColorJitter", (max(0.0, 1 - amount), 1 + amount)) for amount in (brightness, contrast, saturation)]
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        factor = torch.stack([uniform(size, *ends) for ends in self.intervals], dim=1)
+        return {"order": torch.rand(size, 3).argsort(dim=1), "factor": factor}
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        images = needs_bytes(images, self)
+        for which in choices["order"].unbind(1):
+            images = by_operation(images, which, choices["factor"].gather(1, which[:, None])[:, 0], self._operations)
+        return images
+
+
+@final
+class RandomGrayscale(ImageTransform):
+    """All three channels set to the grey value, with probability `p`. Choices: `grey`, bool[B]."""
+
+    def __init__(self, p: float = 0.1) -> None:
+        super().__init__()
+        self.p = chance("p", p)
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        return {"grey": torch.rand(size) < self.p}
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        if images.shape[1] == 1:
+            return images
+        return torch.where(per_sample(choices["grey"], images), functional.rgb_to_grayscale(images, num_output_channels=3), images)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """float32[n, 1, H, W]: whole numbers, weighted as in ITU-R BT.601."""
+    if images.shape[1] == 1:
+        return images.to(torch.float32)
+    red, green, blue = images.split(1, dim=1)
+    return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).floor_()
+
+
+def _blend(images: Tensor, other: Tensor, strength: Tensor) -> Tensor:
+    own, others = (per_sample(share, images, torch.float32) for share in (strength, 1.0 - strength))
+    return images.mul(own).add_(other * others).clamp_(0, 255).to(torch.uint8)

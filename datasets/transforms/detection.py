@@ -1,0 +1,106 @@
+"""Transforms of images with their boxes, on the device: flips and sizes. What only changes colours is in `colour`, and takes these batches as well.
+
+A batch's images are one tensor [B, C, H, W] or, where they differ in size, a list of B tensors [C, H, W]; `boxes` is a list of float32[N, 4],
+(x1, y1, x2, y2) in pixels. Crops (RandomIoUCrop, RandomZoomOut) change how many boxes there are: they are torchvision's, on samples.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional
+
+from samewise.datasets.transforms.images import chance, per_sample
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Batch, BatchTransform
+
+Images = Tensor | list[Tensor]
+
+
+class _BoxFlip(BatchTransform):
+    """Choices: `flip`, bool[B]."""
+
+    dimension: int
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = chance("p", p)
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        return {"flip": torch.rand(size) < self.p}
+
+    def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
+        images, flip = batch["image"], choices["flip"]
+        lengths = [image.shape[self.dimension] for image in images]
+        changed = zip(batch["boxes"], lengths, flip.tolist(), strict=True)
+        boxes = [self.mirrored(one, length) if flipped else one for one, length, flipped in changed]
+        if isinstance(images, Tensor):
+            return {**batch, "image": torch.where(per_sample(flip, images), images.flip(self.dimension), images), "boxes": boxes}
+        flipped = [image.flip(self.dimension) if turned else image for image, turned in zip(images, flip.tolist(), strict=True)]
+        return {**batch, "image": flipped, "boxes": boxes}
+
+    @abc.abstractmethod
+    def mirrored(self, boxes: Tensor, length: int) -> Tensor:
+        """Boxes float32[N, 4] of an image that is `length` pixels long in this direction."""
+
+
+@final
+class RandomHorizontalFlipWithBoxes(_BoxFlip):
+    """Left and right exchanged, with probability `p`. Choices: `flip`, bool[B]."""
+
+    dimension = -1
+
+    def mirrored(self, boxes: Tensor, length: int) -> Tensor:
+        x1, y1, x2, y2 = boxes.unbind(1)
+        return torch.stack([length - x2, y1, length - x1, y2], dim=1)
+
+
+@final
+class RandomVerticalFlipWithBoxes(_BoxFlip):
+    """Top and bottom exchanged, with probability `p`. Choices: `flip`, bool[B]."""
+
+    dimension = -2
+
+    def mirrored(self, boxes: Tensor, length: int) -> Tensor:
+        x1, y1, x2, y2 = boxes.unbind(1)
+        return torch.stack([x1, length - y2, x2, length - y1], dim=1)
+
+
+@final
+class RandomShortestSide(BatchTransform):
+    """Each image resized so that its shorter side is one of several lengths, and its longer side at most `longest` (bilinear, antialiased).
+
+    As RandomShortestSize of torchvision's references; with model.resize_in_training=false. Choices: `shortest`, int64[B], in pixels.
+
+    Args:
+        shortest: The lengths, in pixels, each as likely.
+        longest: In pixels.
+    """
+
+    def __init__(self, *, shortest: Sequence[int], longest: int) -> None:
+        super().__init__()
+        if not shortest or min(shortest) < 1 or longest < max(shortest):
+            raise ConfigError(
+                Problem("transforms", "shortest and longest do not fit", {"shortest": list(shortest), "longest": longest}, "pixels, longest last")
+            )
+        self.shortest = torch.tensor(list(shortest))
+        self.longest = longest
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        return {"shortest": self.shortest[torch.randint(len(self.shortest), (size,))]}
+
+    def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
+        images, boxes = [], []
+        for image, own, shortest in zip(batch["image"], batch["boxes"], choices["shortest"].tolist(), strict=True):
+            height, width = image.shape[-2:]
+            ratio = min(shortest / min(height, width), self.longest / max(height, width))
+            size = [max(1, int(height * ratio)), max(1, int(width * ratio))]
+            images.append(functional.resize(image, size, antialias=True))
+            scale = torch.tensor([size[1] / width, size[0] / height] * 2, dtype=own.dtype, device=own.device)
+            boxes.append(own * scale)
+        same = isinstance(batch["image"], Tensor) and len({image.shape for image in images}) == 1
+        return {**batch, "image": torch.stack(images) if same else images, "boxes": boxes}

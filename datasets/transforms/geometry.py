@@ -1,0 +1,173 @@
+"""Flips, crops and sizes. Each agrees with the torchvision transform of its name, given the same choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional
+from torchvision.transforms.v2.functional import InterpolationMode
+
+from samewise.datasets.transforms.boxes import random_boxes
+from samewise.datasets.transforms.images import ImageTransform, chance, image_size, integers, interval, pair, per_sample
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Batch
+
+
+@final
+class RandomHorizontalFlip(ImageTransform):
+    """Left and right exchanged, with probability `p`. Choices: `flip`, bool[B]."""
+
+    moves_pixels = True
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = chance("p", p)
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        return {"flip": torch.rand(size) < self.p}
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        return torch.where(per_sample(choices["flip"], images), images.flip(-1), images)
+
+
+@final
+class RandomVerticalFlip(ImageTransform):
+    """Top and bottom exchanged, with probability `p`. Choices: `flip`, bool[B]."""
+
+    moves_pixels = True
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = chance("p", p)
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        return {"flip": torch.rand(size) < self.p}
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        return torch.where(per_sample(choices["flip"], images), images.flip(-2), images)
+
+
+@final
+class RandomCrop(ImageTransform):
+    """A window of `size` anywhere in the padded image. Choices: `top`, `left`, int64[B].
+
+    Args:
+        size: Of the window: one number, or [height, width].
+        padding: Pixels added on each of the four sides before.
+        fill: The value of added pixels, in the images' own scale (constant padding).
+        padding_mode: constant, edge, reflect or symmetric.
+    """
+
+    moves_pixels = True
+
+    def __init__(self, size: int | Sequence[int], *, padding: int = 0, fill: float = 0.0, padding_mode: str = "constant") -> None:
+        super().__init__()
+        self.size = pair("size", size)
+        self.padding, self.fill, self.padding_mode = padding, fill, padding_mode
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        spare = [side + 2 * self.padding - wanted for side, wanted in zip(image_size(batch), self.size, strict=True)]
+        if min(spare) < 0:
+            raise ConfigError(
+                Problem("transforms", f"RandomCrop of {self.size} is larger than the padded image", image_size(batch), hint="more padding, or Resize first")
+            )
+        return {"top": integers(torch.full((size,), spare[0] + 1)), "left": integers(torch.full((size,), spare[1] + 1))}
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        if self.padding:
+            images = functional.pad(images, [self.padding] * 4, fill=self.fill, padding_mode=self.padding_mode)
+        windows = images.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)  # a view: [B, C, tops, lefts, height, width]
+        which = [torch.arange(len(images)), choices["top"], choices["left"]]
+        sample, top, left = (index.to(images.device, non_blocking=True) for index in which)
+        return windows[sample, :, top, left]
+
+
+@final
+class RandomResizedCrop(ImageTransform):
+    """A box of random area and aspect ratio, resized to `size` (arXiv 1409.4842). Choices: `top`, `left`, `height`, `width`, int64[B].
+
+    For images of one size already; where they differ in size, torchvision's transform crops in the loader's worker.
+
+    Args:
+        size: Of the result: one number, or [height, width].
+        scale: The box's share of the image's area.
+        ratio: Width / height of the box.
+        interpolation: bilinear, bicubic or nearest.
+        antialias: Smooth before shrinking.
+    """
+
+    moves_pixels = True
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        *,
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        interpolation: str = "bilinear",
+        antialias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.size = pair("size", size)
+        self.scale, self.ratio = interval("scale", scale, low=0.0), interval("ratio", ratio, low=1e-9)
+        self.interpolation, self.antialias = interpolation_of(interpolation), antialias
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        height, width = image_size(batch)
+        boxes = random_boxes(size, (height, width), self.scale, self.ratio, whole=True)
+        # Where no try fitted: the largest central box whose ratio is allowed, as torchvision does.
+        low, high = self.ratio
+        central = (round(width / low) if width / height < low else height, round(height * high) if width / height > high else width)
+        top, left = (height - central[0]) // 2, (width - central[1]) // 2
+        drawn = {"top": (boxes.top, top), "left": (boxes.left, left), "height": (boxes.height, central[0]), "width": (boxes.width, central[1])}
+        return {name: torch.where(boxes.found, value, torch.tensor(other)) for name, (value, other) in drawn.items()}
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        # One by one: the antialiasing kernel's width differs from box to box, and this way the pixels are torchvision's own.
+        boxes = torch.stack([choices[name] for name in ("top", "left", "height", "width")], dim=1).tolist()
+        return torch.stack(
+            [
+                functional.resized_crop(image, *box, size=list(self.size), interpolation=self.interpolation, antialias=self.antialias)
+                for image, box in zip(images, boxes, strict=True)
+            ]
+        )
+
+
+@final
+class CenterCrop(ImageTransform):
+    """The central window of `size`; smaller images are padded with zeros."""
+
+    moves_pixels = True
+
+    def __init__(self, size: int | Sequence[int]) -> None:
+        super().__init__()
+        self.size = pair("size", size)
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        return functional.center_crop(images, list(self.size))
+
+
+@final
+class Resize(ImageTransform):
+    """Resized to `size`: one number for the shorter side (keeping the ratio), or [height, width]."""
+
+    moves_pixels = True
+
+    def __init__(self, size: int | Sequence[int], *, interpolation: str = "bilinear", antialias: bool = True) -> None:
+        super().__init__()
+        self.size = [size] if isinstance(size, int) else list(pair("size", size))
+        self.interpolation, self.antialias = interpolation_of(interpolation), antialias
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        return functional.resize(images, self.size, interpolation=self.interpolation, antialias=self.antialias)
+
+
+def interpolation_of(name: str) -> InterpolationMode:
+    """The mode of this name, checked."""
+    known = {"nearest": InterpolationMode.NEAREST, "bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+    if name not in known:
+        raise ConfigError(Problem("transforms", "unknown interpolation", name, "nearest, bilinear or bicubic"))
+    return known[name]

@@ -1,0 +1,103 @@
+"""What the image transforms have in common: which keys they change, and arguments that are checked before training starts."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Batch, BatchTransform
+
+
+def mapped(batch: Batch, keys: Sequence[str], change: Callable[[Tensor], Any]) -> Batch:
+    """A new batch in which `change` was applied to the values at `keys`; the others are the same objects."""
+    return {name: change(value) if name in keys else value for name, value in batch.items()}
+
+
+class ImageTransform(BatchTransform):
+    """A transform of `image`: uint8 or float32[B, C, H, W], or a list of B images [C, H, W] of different sizes; every other key is left as it is."""
+
+    keys: Sequence[str] = ("image",)
+    moves_pixels = False
+    """Whether things come to lie elsewhere in the image: then boxes would no longer fit."""
+
+    def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
+        if self.moves_pixels and "boxes" in batch:
+            name, hint = type(self).__name__, "samewise.datasets.transforms.detection has transforms that move both"
+            raise ConfigError(Problem("transforms", f"{name} would move the image, but not its boxes", hint=hint))
+        return mapped(batch, self.keys, lambda images: self._changed(images, choices))
+
+    def _changed(self, images: Tensor | list[Tensor], choices: dict[str, Tensor]) -> Tensor | list[Tensor]:
+        if isinstance(images, Tensor):
+            return self.change(images, choices)
+        alone = ({name: values[place : place + 1] for name, values in choices.items()} for place in range(len(images)))
+        return [self.change(image[None], own)[0] for image, own in zip(images, alone, strict=True)]
+
+    @abc.abstractmethod
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        """The changed images; the given ones stay as they are. `choices` are on the CPU."""
+
+
+def image_size(batch: Batch) -> tuple[int, int]:
+    """(H, W) of the batch's images."""
+    return batch["image"].shape[-2], batch["image"].shape[-1]
+
+
+def per_sample(values: Tensor, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """[B] on the CPU to [B, 1, 1, 1] on the images' device."""
+    return values.to(device=images.device, dtype=dtype or values.dtype, non_blocking=True).view(-1, 1, 1, 1)
+
+
+def uniform(size: int, low: float, high: float) -> Tensor:
+    """float64[size] from [low, high), by the CPU's default generator."""
+    return torch.rand(size, dtype=torch.float64) * (high - low) + low
+
+
+def integers(ends: Tensor) -> Tensor:
+    """int64 of the shape of `ends`, each from 0 to its end - 1."""
+    return (torch.rand(ends.shape, dtype=torch.float64) * ends).long()
+
+
+def chance(name: str, value: float) -> float:
+    """A probability, checked."""
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(Problem("transforms", f"{name} is not a probability", value, "a number from 0 to 1"))
+    return float(value)
+
+
+def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width) of one number for both, or two; checked."""
+    numbers = (value, value) if isinstance(value, int) else tuple(value)
+    if len(numbers) != 2 or min(numbers) < 0:
+        raise ConfigError(Problem("transforms", f"{name} is not a size", value, "one whole number of pixels, or [height, width]"))
+    return numbers
+
+
+def interval(name: str, value: Sequence[float], *, low: float = float("-inf")) -> tuple[float, float]:
+    """(from, to), checked."""
+    numbers = tuple(float(number) for number in value)
+    if len(numbers) != 2 or not low <= numbers[0] <= numbers[1]:
+        raise ConfigError(Problem("transforms", f"{name} is not an interval", list(value), "[from, to]"))
+    return numbers
+
+
+def needs_bytes(images: Tensor, transform: object) -> Tensor:
+    """The images, if they are uint8 with 1 or 3 channels: what the colour operations are defined on."""
+    name = type(transform).__name__
+    if images.dtype != torch.uint8:
+        raise ConfigError(Problem("transforms", f"{name} works on uint8 images", str(images.dtype), hint=f"put {name} before ToFloat"))
+    if images.shape[-3] not in (1, 3):
+        raise ConfigError(Problem("transforms", f"{name} works on images with 1 or 3 channels", images.shape[-3]))
+    return images
+
+
+def needs_floats(images: Tensor, transform: object) -> Tensor:
+    """The images, if they are floating point."""
+    name = type(transform).__name__
+    if not images.is_floating_point():
+        raise ConfigError(Problem("transforms", f"{name} works on floating-point images", str(images.dtype), hint=f"put {name} after ToFloat"))
+    return images

@@ -1,0 +1,121 @@
+"""MixUp and CutMix: each image with its neighbour in the batch, and its label likewise."""
+
+from __future__ import annotations
+
+import abc
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from samewise.datasets.transforms.erasing import inside
+from samewise.datasets.transforms.images import image_size, needs_floats, per_sample
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Batch, BatchTransform
+
+
+class Mixing(BatchTransform):
+    """`image` float32[B, C, H, W] and `label` int64[B] or float32[B, K], each mixed with those of its `partner`; the label becomes float32[B, K].
+
+    The partner is the sample before, and one draw serves the whole batch, as in torchvision's references: so an order that is
+    itself random is assumed. Choices, all [B]: `partner` int64; `pixel` and `label` float64, the own share of pixels and of the
+    label; `top`, `left`, `height`, `width` int64, the box that is the partner's alone.
+
+    Args:
+        num_classes: K.
+    """
+
+    def __init__(self, *, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+
+    @abc.abstractmethod
+    def draw_one(self, height: int, width: int) -> dict[str, float]:
+        """`pixel`, `label`, `top`, `left`, `height` and `width` for one batch."""
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        drawn = self.draw_one(*image_size(batch))
+        choices = {name: torch.full((size,), value, dtype=torch.float64 if name in ("pixel", "label") else torch.int64) for name, value in drawn.items()}
+        return {"partner": torch.arange(size).roll(1), **choices}
+
+    def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
+        images = needs_floats(batch["image"], self)
+        partner = choices["partner"].to(images.device, non_blocking=True)
+        other = images.index_select(0, partner)
+        if (choices["pixel"] < 1).any():
+            mixed = (other * per_sample(1 - choices["pixel"], images, images.dtype)).add_(images * per_sample(choices["pixel"], images, images.dtype))
+        else:
+            mixed = images
+        if choices["height"].any():
+            mixed = torch.where(inside(images, **{name: choices[name] for name in ("top", "left", "height", "width")}), other, mixed)
+        return {**batch, "image": mixed, "label": self._mixed_labels(batch["label"], partner, choices["label"])}
+
+    def _mixed_labels(self, label: Tensor, partner: Tensor, share: Tensor) -> Tensor:
+        soft = one_hot(label, self.num_classes).to(torch.float32) if label.dim() == 1 else label
+        own, others = (value.to(device=label.device, dtype=soft.dtype).view(-1, 1) for value in (share, 1 - share))
+        return soft.index_select(0, partner).mul_(others).add_(soft * own)
+
+
+@final
+class MixUp(Mixing):
+    """Both images blended, in the proportion Beta(alpha, alpha) (arXiv 1710.09412)."""
+
+    def __init__(self, alpha: float = 1.0, *, num_classes: int) -> None:
+        super().__init__(num_classes=num_classes)
+        self.alpha = _positive(alpha)
+
+    def draw_one(self, height: int, width: int) -> dict[str, float]:
+        share = _beta(self.alpha)
+        return {"pixel": share, "label": share, "top": 0, "left": 0, "height": 0, "width": 0}
+
+
+@final
+class CutMix(Mixing):
+    """A box of the partner pasted over the image; the box's share is 1 - Beta(alpha, alpha) before it is cut at the border (arXiv 1905.04899)."""
+
+    def __init__(self, alpha: float = 1.0, *, num_classes: int) -> None:
+        super().__init__(num_classes=num_classes)
+        self.alpha = _positive(alpha)
+
+    def draw_one(self, height: int, width: int) -> dict[str, float]:
+        half = 0.5 * (1.0 - _beta(self.alpha)) ** 0.5
+        x, y = int(torch.randint(width, ())), int(torch.randint(height, ()))
+        left, right = max(0, x - int(half * width)), min(width, x + int(half * width))
+        top, bottom = max(0, y - int(half * height)), min(height, y + int(half * height))
+        share = 1.0 - (right - left) * (bottom - top) / (width * height)
+        return {"pixel": 1.0, "label": share, "top": top, "left": left, "height": bottom - top, "width": right - left}
+
+
+@final
+class MixUpOrCutMix(Mixing):
+    """One of the two for each batch.
+
+    Args:
+        mixup_alpha: Of MixUp.
+        cutmix_alpha: Of CutMix.
+        p_mixup: The probability of MixUp; the rest is CutMix's.
+        num_classes: K.
+    """
+
+    def __init__(self, *, mixup_alpha: float = 0.2, cutmix_alpha: float = 1.0, p_mixup: float = 0.5, num_classes: int) -> None:
+        super().__init__(num_classes=num_classes)
+        self.p_mixup = p_mixup
+        self.mixup = MixUp(mixup_alpha, num_classes=num_classes)
+        self.cutmix = CutMix(cutmix_alpha, num_classes=num_classes)
+
+    def draw_one(self, height: int, width: int) -> dict[str, float]:
+        chosen = self.mixup if float(torch.rand(())) < self.p_mixup else self.cutmix
+        return chosen.draw_one(height, width)
+
+
+def _positive(alpha: float) -> float:
+    if alpha <= 0:
+        raise ConfigError(Problem("transforms", "alpha is not positive", alpha, "a number above 0"))
+    return float(alpha)
+
+
+def _beta(alpha: float) -> float:
+    """From Beta(alpha, alpha), by the CPU's default generator."""
+    concentration = torch.full((2,), alpha, dtype=torch.float64)
+    return float(torch.distributions.Dirichlet(concentration).sample()[0])

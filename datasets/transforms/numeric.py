@@ -1,0 +1,50 @@
+"""From bytes to the numbers that a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional
+
+from samewise.datasets.transforms.images import ImageTransform, needs_floats
+from samewise.runner.errors import ConfigError, Problem
+
+
+@final
+class ToFloat(ImageTransform):
+    """uint8 in [0, 255] to float32 in [0, 1]; floating-point images stay as they are."""
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        return images if images.is_floating_point() else functional.to_dtype(images, torch.float32, scale=True)
+
+
+@final
+class Normalize(ImageTransform):
+    """(image - mean) / std, channel by channel, of float32[B, C, H, W] in [0, 1].
+
+    Args:
+        mean: Of each of the C channels.
+        std: Of each of the C channels.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(std) or not len(mean) or any(value <= 0 for value in std):
+            raise ConfigError(Problem("transforms", "mean and std do not fit", {"mean": list(mean), "std": list(std)}, "one of each a channel, std above 0"))
+        self.register_buffer("mean", torch.tensor([float(value) for value in mean]).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor([float(value) for value in std]).view(-1, 1, 1), persistent=False)
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        if needs_floats(images, self).shape[-3] != len(self.mean):
+            raise ConfigError(
+                Problem("transforms", f"Normalize has {len(self.mean)} channels, the images have {images.shape[-3]}", hint="set dataset.mean and dataset.std")
+            )
+        if self.mean.device != images.device:
+            self.to(images.device)
+        return images.sub(self.mean).div_(self.std)

@@ -1,0 +1,138 @@
+"""RandAugment and TrivialAugmentWide: operations and strengths chosen for each image, applied to uint8[B, C, H, W] an operation at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from samewise.datasets.transforms import colour
+from samewise.datasets.transforms.affine import inverse_matrices, warp
+from samewise.datasets.transforms.colour import Operation, by_operation
+from samewise.datasets.transforms.geometry import interpolation_of
+from samewise.datasets.transforms.images import ImageTransform, image_size, needs_bytes
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Batch
+
+NAMES = (
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness",
+    "Posterize", "Solarize", "AutoContrast", "Equalize",
+)  # fmt: skip
+"""The operations in torchvision's order; choices are numbers in it."""
+
+SIGNED = torch.tensor([1 <= number <= 9 for number in range(len(NAMES))])
+"""bool[14]: those whose magnitude is negated half of the time: the shears to Sharpness."""
+
+
+class _Policy(ImageTransform):
+    """Operations one after the other. Choices: `operation` int64[B, n] into `NAMES`, `magnitude` float64[B, n], signed.
+
+    Args:
+        bins: Into how many steps the range of each magnitude is divided.
+        interpolation: nearest or bilinear, of the geometric operations.
+        fill: The value that comes in from outside the image.
+    """
+
+    moves_pixels = True
+
+    def __init__(self, *, bins: int = 31, interpolation: str = "nearest", fill: float = 0.0) -> None:
+        super().__init__()
+        if bins < 2:
+            raise ConfigError(Problem("transforms", "too few magnitude bins", bins, "at least 2"))
+        self.bins = bins
+        self._operations = _operations(interpolation_of(interpolation).value, float(fill))
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        images = needs_bytes(images, self)
+        for which, magnitude in zip(choices["operation"].unbind(1), choices["magnitude"].unbind(1), strict=True):
+            images = by_operation(images, which, magnitude, self._operations)
+        return images
+
+    def _drawn(self, operation: Tensor, bins: Tensor, table: Tensor) -> dict[str, Tensor]:
+        magnitude = table[operation, bins]
+        negative = (torch.rand(operation.shape) < 0.5) & SIGNED[operation]
+        return {"operation": operation, "magnitude": torch.where(negative, -magnitude, magnitude)}
+
+
+@final
+class TrivialAugmentWide(_Policy):
+    """One operation at any strength (arXiv 2103.10158)."""
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        operation, bins = torch.randint(len(NAMES), (size, 1)), torch.randint(self.bins, (size, 1))
+        table = magnitudes(self.bins, shear=0.99, shift=(32.0, 32.0), degrees=135.0, strength=0.99, bits=6)
+        return self._drawn(operation, bins, table)
+
+
+@final
+class RandAugment(_Policy):
+    """`num_ops` operations, all at one strength (arXiv 1909.13719).
+
+    Args:
+        num_ops: How many, one after the other.
+        magnitude: The strength: a bin, from 0 to bins - 1.
+        bins: As in TrivialAugmentWide, and so are the others.
+    """
+
+    def __init__(self, *, num_ops: int = 2, magnitude: int = 9, bins: int = 31, interpolation: str = "nearest", fill: float = 0.0) -> None:
+        super().__init__(bins=bins, interpolation=interpolation, fill=fill)
+        if not 0 <= magnitude < bins:
+            raise ConfigError(Problem("transforms", "magnitude is not a bin", magnitude, f"0 to {bins - 1}"))
+        self.num_ops, self.magnitude = num_ops, magnitude
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        height, width = image_size(batch)
+        operation = torch.randint(len(NAMES), (size, self.num_ops))
+        shift = (150.0 / 331.0 * width, 150.0 / 331.0 * height)
+        table = magnitudes(self.bins, shear=0.3, shift=shift, degrees=30.0, strength=0.9, bits=4)
+        return self._drawn(operation, torch.full_like(operation, self.magnitude), table)
+
+
+def magnitudes(bins: int, *, shear: float, shift: tuple[float, float], degrees: float, strength: float, bits: int) -> Tensor:
+    """float64[14, bins]: the magnitude of each operation in each bin.
+
+    Args:
+        bins: How many.
+        shear: The largest, as a tangent.
+        shift: The largest along x and y, in pixels.
+        degrees: The largest rotation.
+        strength: The largest departure of a colour factor from 1.
+        bits: How many bits Posterize takes away at most.
+    """
+    largest = [0.0, shear, shear, *shift, degrees, strength, strength, strength, strength]
+    table = [torch.linspace(0.0, end, bins) for end in largest]
+    table.append((8 - torch.arange(bins) / ((bins - 1) / bits)).round())
+    table.append(torch.linspace(1.0, 0.0, bins))
+    table += [torch.zeros(bins)] * 2
+    return torch.stack(table).double()
+
+
+def _operations(interpolation: str, fill: float) -> Sequence[Operation]:
+    """By number: what each does with images and their magnitudes."""
+    moved = partial(_moved, interpolation=interpolation, fill=fill)
+    geometric = [partial(moved, kind) for kind in ("shear", "shear_y", "x", "y", "angle")]
+    factors = [partial(_by_factor, operation) for operation in (colour.brightness, colour.saturation, colour.contrast, colour.sharpness)]
+    return (colour.identity, *geometric, *factors, colour.posterize, colour.solarize, colour.autocontrast, colour.equalize)
+
+
+def _moved(kind: str, images: Tensor, magnitude: Tensor, *, interpolation: str, fill: float) -> Tensor:
+    corner = (-0.5 * images.shape[-1], -0.5 * images.shape[-2])
+    match kind:
+        case "shear":  # about the upper left corner, and the magnitude is a tangent
+            matrices = inverse_matrices(shear=torch.rad2deg(magnitude.atan()), centre=corner)
+        case "shear_y":
+            matrices = inverse_matrices(shear_y=torch.rad2deg(magnitude.atan()), centre=corner)
+        case "x":  # whole pixels
+            matrices = inverse_matrices(x=magnitude.trunc())
+        case "y":
+            matrices = inverse_matrices(y=magnitude.trunc())
+        case _:  # a rotation, counter-clockwise
+            matrices = inverse_matrices(angle=-magnitude)
+    return warp(images, matrices, interpolation=interpolation, fill=fill)
+
+
+def _by_factor(operation: Operation, images: Tensor, magnitude: Tensor) -> Tensor:
+    return operation(images, 1.0 + magnitude)

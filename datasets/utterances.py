@@ -1,0 +1,128 @@
+"""What data sets of transcribed recordings have in common: recordings with their transcripts, and how these are spelled."""
+
+from __future__ import annotations
+
+import abc
+import os
+import unicodedata
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from samewise.datasets.recordings import Cache, Recordings, Texts
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
+"""Space, apostrophe and the alphabet: what LibriSpeech's transcripts are written with, in lower case."""
+
+
+class Spelling:
+    """How a transcript is written before its letters are told apart.
+
+    Args:
+        letters: All that may occur.
+        lowercase: Make capitals small first.
+        ignore: Characters to leave out, as punctuation.
+    """
+
+    def __init__(self, *, letters: str = LETTERS, lowercase: bool = True, ignore: str = "") -> None:
+        if len(set(letters)) != len(letters) or not letters:
+            raise ConfigError(Problem("dataset.letters", "are not letters, each once", letters))
+        self.letters = frozenset(letters)
+        self._shown = letters
+        self._lowercase = lowercase
+        self._ignored = dict.fromkeys(map(ord, ignore), None)
+
+    def __call__(self, text: str, where: str) -> str:
+        """The text with single spaces, and composed accents; `where` names it in an error.
+
+        Raises:
+            DataError: it has an unknown letter.
+        """
+        text = unicodedata.normalize("NFC", text)
+        text = " ".join((text.lower() if self._lowercase else text).translate(self._ignored).split())
+        unknown = next((letter for letter in text if letter not in self.letters), None)
+        if unknown is not None:
+            hint = f"add it to dataset.letters, or to dataset.ignore; the transcript is {_short(text)!r}"
+            raise DataError(Problem(where, f"its transcript has an unknown letter, {unicodedata.name(unknown, 'without a name')}", unknown, self._shown, hint))
+        return text
+
+
+class Utterances(Dataset[dict[str, Any]], abc.ABC):
+    """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`; a subclass says which files.
+
+    Args:
+        folder: What the files' names are relative to.
+        names: Of the files, with "/" between folders.
+        transcripts: One for each.
+        sample_rate: In Hz; files at another rate are resampled.
+        spelling: How transcripts are written; all are checked here, before training.
+        cache: "memory": all recordings are decoded once, here, and kept.
+
+    Raises:
+        DataError: a transcript has an unknown letter; there are no files; with cache="memory", a file is damaged.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        transcripts: Sequence[str],
+        *,
+        sample_rate: int,
+        spelling: Spelling,
+        cache: Cache = "none",
+    ) -> None:
+        self.sample_rate = sample_rate
+        self._transcripts = Texts([spelling(text, str(folder / name)) for name, text in zip(names, transcripts, strict=True)])
+        self._recordings = Recordings(folder, names, sample_rate=sample_rate, cache=cache)
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return sample(self.waveform(index), self.transcript(index), self.name(index))
+
+    def path(self, index: int) -> Path:
+        """The file of a sample."""
+        return self._recordings.path(index)
+
+    def name(self, index: int) -> str:
+        """The file of a sample, as listed."""
+        return self._recordings.names[index]
+
+    def transcript(self, index: int) -> str:
+        """As spelled, of one recording."""
+        return self._transcripts[index]
+
+    def waveform(self, index: int) -> Tensor:
+        """float32[T] of one recording, at `sample_rate`."""
+        return self._recordings.stretch(index)
+
+    def fingerprint(self) -> str:
+        """32 hex digits of what the samples are: the recordings', and the transcripts."""
+        digest = blake2b(self._recordings.fingerprint().encode(), digest_size=16)
+        digest.update(self._transcripts.block)
+        digest.update(self._transcripts.ends)
+        return digest.hexdigest()
+
+
+def sample(waveform: Tensor, transcript: str, name: str) -> dict[str, Any]:
+    """What every data set of utterances gives."""
+    return {"waveform": waveform, "length": len(waveform), "transcript": transcript, "name": name}
+
+
+def require_files(folder: Path, names: Sequence[str], *, listed_in: str) -> None:
+    """Raises DataError, naming the first few, unless all files are there."""
+    missing = [name for name in names if not os.path.isfile(folder / name)]
+    if missing:
+        shown = ", ".join(missing[:3]) + (f", and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise DataError(Problem(str(folder), f"recordings are missing that {listed_in} lists: {shown}", hint="fetch the data set again"))
+
+
+def _short(text: str, longest: int = 60) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -1,0 +1,73 @@
+"""YesNo: sixty recordings of one man saying eight times yes or no in Hebrew (openslr.org/1), transcribed in English."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, final
+
+from torchaudio.datasets import YESNO
+
+from samewise.datasets.audio_files import list_audio
+from samewise.datasets.recordings import Cache
+from samewise.datasets.torchvision_files import load
+from samewise.datasets.utterances import LETTERS, Spelling, Utterances
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+_FOLDER = "waves_yesno"
+_WORDS = {"0": "no", "1": "yes"}
+
+
+@final
+class YesNo(Utterances):
+    """Samples as `Utterances`; a file named 0_1_1_0_0_1_1_1.wav says "no yes yes no no yes yes yes".
+
+    Args:
+        root: Holds waves_yesno/*.wav.
+        split: "train" or "valid".
+        held_out: Of every so many recordings, the last is for validation.
+        download: Fetch what is missing: 5 MB.
+        sample_rate: In Hz; the files have 8,000.
+        letters, lowercase, ignore: As in `Spelling`.
+        cache: As in `Utterances`.
+
+    Raises:
+        DataError: the data set is not there, or a file has another name.
+        ConfigError: there is no such split.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Literal["train", "valid"],
+        held_out: int = 5,
+        download: bool = False,
+        sample_rate: int = 8000,
+        letters: str = LETTERS,
+        lowercase: bool = True,
+        ignore: str = "",
+        cache: Cache = "memory",
+    ) -> None:
+        if split not in ("train", "valid"):
+            raise ConfigError(Problem("split", "YesNo has no such split", split, "train or valid", nearest(split, ("train", "valid"))))
+        if held_out < 2:
+            raise ConfigError(Problem("dataset.held_out", "leaves nothing to train on", held_out, "a whole number from 2"))
+        load(YESNO, root=root, expected=f"the folder {_FOLDER}, with its 60 recordings", download=download)
+        folder = Path(root).expanduser() / _FOLDER
+        names = list_audio(folder, extensions=(".wav",))
+        chosen = [name for place, name in enumerate(names) if (place % held_out == held_out - 1) == (split == "valid")]
+        super().__init__(
+            folder,
+            chosen,
+            [_transcript(folder, name) for name in chosen],
+            sample_rate=sample_rate,
+            spelling=Spelling(letters=letters, lowercase=lowercase, ignore=ignore),
+            cache=cache,
+        )
+
+
+def _transcript(folder: Path, name: str) -> str:
+    parts = Path(name).stem.split("_")
+    if any(part not in _WORDS for part in parts):
+        raise DataError(Problem(str(folder / name), "is not a recording of YesNo", expected="a name of zeros and ones, as 0_1_1_0_0_1_1_1.wav"))
+    return " ".join(_WORDS[part] for part in parts)

@@ -1,0 +1,143 @@
+"""COCO's average precision by its own evaluator, pycocotools: on the CPU, in NumPy, in the order of the images, so the same bits each time."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from torch import Tensor
+
+_STATS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_1", "mar_10", "mar_100", "mar_small", "mar_medium", "mar_large")
+_REPORTED = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_100")
+_AREAS = {"small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
+_AT_50 = 0  # the first of the ten overlaps
+
+
+@final
+@dataclass(frozen=True)
+class Image:
+    """One image's N true boxes and M detections, on the CPU; boxes are (x1, y1, x2, y2) in pixels.
+
+    Args:
+        size: (height, width).
+        boxes: float32[N, 4].
+        labels: int64[N], from 1.
+        crowd: bool[N]: stands for a group; a detection in it counts neither way.
+        area: float32[N], by which boxes are small (below 32 x 32), medium or large (from 96 x 96).
+        found_boxes: float32[M, 4].
+        found_labels: int64[M].
+        found_scores: float32[M].
+    """
+
+    size: tuple[int, int]
+    boxes: Tensor
+    labels: Tensor
+    crowd: Tensor
+    area: Tensor
+    found_boxes: Tensor
+    found_labels: Tensor
+    found_scores: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class AveragePrecision:
+    """What the evaluator found.
+
+    Args:
+        stats: Its twelve figures by name; -1 where there is no such box.
+        precision: float64[10, 101, K], at each overlap from .5 to .95 and each recall from 0 to 1, of K classes (labels 1 to K); -1: no such class.
+        boxes: How many true boxes each label from 0 has, crowds apart.
+    """
+
+    stats: dict[str, float]
+    precision: np.ndarray
+    boxes: list[int]
+
+    @staticmethod
+    def of(images: Sequence[Image], *, classes: int) -> AveragePrecision:
+        """Evaluate `images`, whose labels are below `classes` (or whatever is the highest that occurs)."""
+        highest = max((int(labels.max()) for image in images for labels in (image.labels, image.found_labels) if len(labels)), default=0)
+        classes = max(classes, highest + 1)
+        counts = [0] * classes
+        for image in images:
+            for label in image.labels[~image.crowd].tolist():
+                counts[label] += 1
+        with contextlib.redirect_stdout(io.StringIO()):  # the evaluator reports its progress there
+            evaluator = _evaluated(images, classes)
+        if evaluator is None:
+            precision = np.repeat([[[0.0 if count else -1.0 for count in counts[1:]]]], 101, axis=1).repeat(10, axis=0)
+            return AveragePrecision(_nothing_found(images), precision, counts)
+        stats = {name: float(value) for name, value in zip(_STATS, evaluator.stats, strict=True)}
+        return AveragePrecision(stats, evaluator.eval["precision"][:, :, :, 0, -1], counts)
+
+    def summary(self) -> dict[str, float]:
+        """What is reported: the figures for which there are boxes; the first three in any case, 0 if there is none."""
+        kept = {name: self.stats[name] for name in _REPORTED if self.stats[name] >= 0 or name in _REPORTED[:3]}
+        return {name: max(0.0, value) for name, value in kept.items()}
+
+    def by_class(self) -> list[tuple[int, float, float]]:
+        """(label, average precision over all overlaps, and at .5) of each class that has boxes."""
+        means = []
+        for label in range(1, len(self.boxes)):
+            if self.boxes[label]:
+                of_class = self.precision[:, :, label - 1]
+                means.append((label, float(of_class.mean()), float(of_class[_AT_50].mean())))
+        return means
+
+    def curve(self, label: int) -> np.ndarray:
+        """float64[101]: the precision at recalls from 0 to 1, at an overlap of .5."""
+        return self.precision[_AT_50, :, label - 1]
+
+
+def _nothing_found(images: Sequence[Image]) -> dict[str, float]:
+    """The figures where nothing was detected, or there was nothing to detect: 0, or -1 where there is no such box."""
+    areas = [area for image in images for area in image.area[~image.crowd].tolist()]
+    there = {size: any(low <= area <= high for area in areas) for size, (low, high) in _AREAS.items()}
+    return {name: 0.0 if there.get(name.rpartition("_")[2], bool(areas)) else -1.0 for name in _STATS}
+
+
+def _evaluated(images: Sequence[Image], classes: int) -> Any:
+    """The evaluator, having evaluated; None where there is no true box, or nothing was detected."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    truth = COCO()
+    truth.dataset = {
+        "images": [{"id": number, "height": image.size[0], "width": image.size[1]} for number, image in enumerate(images, start=1)],
+        "categories": [{"id": label} for label in range(1, classes)],
+        "annotations": _annotations(images),
+    }
+    truth.createIndex()
+    found = _detections(images)
+    if not truth.dataset["annotations"] or not len(found):
+        return None
+    evaluator = COCOeval(truth, truth.loadRes(found), "bbox")
+    evaluator.evaluate()
+    evaluator.accumulate()
+    evaluator.summarize()
+    return evaluator
+
+
+def _annotations(images: Sequence[Image]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for number, image in enumerate(images, start=1):
+        rows = zip(image.boxes.double().tolist(), image.labels.tolist(), image.crowd.tolist(), image.area.tolist(), strict=True)
+        for (x1, y1, x2, y2), label, crowd, area in rows:
+            box = [x1, y1, x2 - x1, y2 - y1]
+            made.append({"id": len(made) + 1, "image_id": number, "category_id": label, "bbox": box, "area": area, "iscrowd": int(crowd)})
+    return made
+
+
+def _detections(images: Sequence[Image]) -> np.ndarray:
+    """float64[M, 7]: image, x, y, width, height, score, label."""
+    rows = []
+    for number, image in enumerate(images, start=1):
+        boxes, count = image.found_boxes.double().numpy(), len(image.found_boxes)
+        columns = [np.full((count, 1), number), boxes[:, :2], boxes[:, 2:] - boxes[:, :2]]
+        rows.append(np.hstack([*columns, image.found_scores.double().numpy()[:, None], image.found_labels.numpy()[:, None]]))
+    return np.concatenate(rows)

@@ -1,0 +1,314 @@
+"""Image classification: one label an image, cross-entropy, accuracy, and the confusion matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from samewise.datasets.decode import read_image
+from samewise.recipes import pictures
+from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one evaluation batch of B images gives, on the CPU.
+
+    Args:
+        loss: float32[B], the cross-entropy in nats against the true label, without smoothing.
+        label: int64[B], the true class.
+        prediction: int64[B], the class with the largest logit (the first of equals).
+        rank: int64[B], how many classes the model puts before the true one: 0 when it is right, below k for a top-k hit.
+        confidence: float32[B], the probability of the prediction.
+        num_classes: K, the model's outputs.
+        shown: int64[S], the positions in the batch of the images kept to look at.
+        thumbnails: uint8[S, C, h, w], those images, small, each stretched to its own range.
+    """
+
+    loss: Tensor
+    label: Tensor
+    prediction: Tensor
+    rank: Tensor
+    confidence: Tensor
+    num_classes: int
+    shown: Tensor
+    thumbnails: Tensor
+
+
+@final
+class Classification(Recipe):
+    """Batches are `{"image": float32[B, C, H, W], "label": int64[B]}`; MixUp and CutMix turn the label into float32[B, K].
+
+    Args:
+        num_classes: K, to find a label out of range in the loader's worker; None: the first batch is checked against the model's outputs.
+        label_smoothing: The share of the target that is spread evenly over all classes (arXiv 1512.00567, section 7). In training only:
+            evaluation reports the plain cross-entropy, so that losses compare between settings.
+        top_k: The k of each top-k accuracy to report; those that are not below K are left out, except 1.
+        channels: Of the images that `predict` reads: 1 or 3.
+    """
+
+    def __init__(self, *, num_classes: int | None = None, label_smoothing: float = 0.0, top_k: Sequence[int] = (1, 5), channels: int = 3) -> None:
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise ConfigError(Problem("recipe.label_smoothing", "not a share", label_smoothing, "a number from 0 to 1"))
+        if any(k < 1 for k in top_k):
+            raise ConfigError(Problem("recipe.top_k", "not a list of ranks", list(top_k), "whole numbers from 1"))
+        if channels not in (1, 3):
+            raise ConfigError(Problem("recipe.channels", "are no image's", channels, "1 (grey) or 3 (colour)"))
+        self.channels = channels
+        self.num_classes = num_classes
+        self.label_smoothing = label_smoothing
+        self.top_k = tuple(top_k)
+        self._range_is_known = num_classes is not None
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples to a batch. Each is a dict with `image` and `label`, or a pair of them as torchvision's data sets give.
+
+        An image is a tensor[C, H, W] (kept as it is), a PIL image or an array[H, W] or [H, W, C] (made uint8[C, H, W]). A label is an integer, or float[K].
+
+        Raises:
+            DataError: images of different sizes, a sample of another form, or a label out of range.
+        """
+        records = [_record(sample) for sample in samples]
+        batch = {
+            "image": _stacked([_as_tensor(record["image"]) for record in records]),
+            "label": self._labels([record["label"] for record in records]),
+        }
+        if len(records[0]) > 2:
+            batch |= default_collate([{name: value for name, value in record.items() if name not in batch} for record in records])
+        return batch
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        """Cross-entropy summed over the B images, in float32 whatever the precision of the model."""
+        logits = self._logits(model, batch)
+        total = F.cross_entropy(logits, batch["label"], reduction="sum", label_smoothing=self.label_smoothing)
+        return Loss(total, count=len(logits))
+
+    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+        logits = self._logits(model, batch)
+        label = batch["label"] if batch["label"].dim() == 1 else batch["label"].argmax(1)
+        loss = F.cross_entropy(logits, batch["label"], reduction="none")
+        confidence, prediction = logits.softmax(1).max(1).values, logits.argmax(1)
+        shown = _worth_seeing(loss)
+        return Measured(
+            loss=loss.cpu(),
+            label=label.cpu(),
+            prediction=prediction.cpu(),
+            rank=_rank(logits, label).cpu(),
+            confidence=confidence.cpu(),
+            num_classes=logits.shape[1],
+            shown=shown.cpu(),
+            thumbnails=pictures.thumbnails(batch["image"][shown]).cpu(),
+        )
+
+    def scores(self, dataset: Any) -> ClassificationScores:
+        return ClassificationScores(classes=_class_names(dataset), top_k=self.top_k)
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """An image; the label only fills its place."""
+        return {"image": read_image(file, mode="gray" if self.channels == 1 else "rgb"), "label": 0}
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
+        return [Classified(probabilities) for probabilities in self._logits(model, batch).softmax(1).cpu()]
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """float32[B, K]: the model's output, checked. Shapes are compared at every call, which is free; values at most once, which waits for the device."""
+        output = model(batch["image"])
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise ConfigError(Problem("model", "does not give one row of logits for each image", form, "a tensor [batch, classes]"))
+        if self.num_classes is not None and output.shape[1] != self.num_classes:
+            raise ConfigError(
+                Problem(
+                    "model",
+                    f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes",
+                    hint="set model.num_classes=${dataset.num_classes}",
+                )
+            )
+        if not self._range_is_known and batch["label"].dim() == 1:
+            _check_range(batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs")
+            self._range_is_known = True
+        return output.to(torch.promote_types(output.dtype, torch.float32))
+
+    def _labels(self, labels: Sequence[Any]) -> Tensor:
+        try:
+            plain = all(type(label) is int for label in labels)  # the usual case, and the fast one
+            made = torch.tensor(labels) if plain else torch.stack([torch.as_tensor(label) for label in labels])
+        except (TypeError, ValueError, RuntimeError):
+            raise DataError(Problem("dataset", "labels are not numbers of one form", labels[0], "an integer, or one float for each class")) from None
+        if made.dim() == 1 and not made.is_floating_point():
+            made = made.long()
+            if self.num_classes is not None:
+                _check_range(made, self.num_classes, f"there are {self.num_classes} classes")
+        elif made.dim() != 2 or not made.is_floating_point():
+            raise DataError(Problem("dataset", "labels have a form that is not a class", labels[0], "an integer, or one float for each class"))
+        return made
+
+
+@final
+class ClassificationScores(Scores):
+    """Integer counts, and a float64 sum taken in the order of the samples: the same bits however the split was cut into batches.
+
+    Args:
+        classes: The names of the labels; empty: their numbers.
+        top_k: As in the recipe.
+    """
+
+    def __init__(self, *, classes: Sequence[str] = (), top_k: Sequence[int] = (1, 5)) -> None:
+        self.classes = list(classes)
+        self.top_k = tuple(top_k)
+        self.count = 0
+        self.confusion = torch.zeros(0, 0, dtype=torch.int64)  # [true class, predicted class]
+        self._loss = 0.0
+        self._hits = dict.fromkeys(self.top_k, 0)
+        self._sheet = pictures.PredictionSheet()
+
+    def add(self, measured: Measured) -> None:
+        classes = measured.num_classes
+        if not self.count:
+            self.confusion = torch.zeros(classes, classes, dtype=torch.int64)
+        cells = measured.label * classes + measured.prediction
+        self.confusion.view(-1).index_add_(0, cells, torch.ones_like(cells))
+        for k in self.top_k:
+            self._hits[k] += int((measured.rank < k).sum())
+        for loss in measured.loss.tolist():
+            self._loss += loss
+        for position, thumbnail in zip(measured.shown.tolist(), measured.thumbnails, strict=True):
+            label, prediction = int(measured.label[position]), int(measured.prediction[position])
+            self._sheet.add(thumbnail, label, prediction, float(measured.confidence[position]), float(measured.loss[position]), self.count + position)
+        self.count += len(measured.label)
+
+    def compute(self) -> dict[str, float]:
+        """`loss` (nats an image), `accuracy`, and `accuracy_top5` where there are more than five classes."""
+        if not self.count:
+            raise DataError("the split that was evaluated is empty")
+        reported = {"loss": self._loss / self.count}
+        for k in self.top_k:
+            if k == 1 or k < len(self.confusion):
+                reported["accuracy" if k == 1 else f"accuracy_top{k}"] = self._hits[k] / self.count
+        return reported
+
+    def class_accuracy(self) -> Mapping[str, float]:
+        """The share of each class's images that were predicted as it (its recall); classes without an image are left out."""
+        names, totals = self.names(), self.confusion.sum(1).tolist()
+        return {name: hits / total for name, hits, total in zip(names, self.confusion.diagonal().tolist(), totals, strict=True) if total}
+
+    def names(self) -> list[str]:
+        """K names: the data set's where it has one for each output, else the class numbers."""
+        known = len(self.confusion)
+        return self.classes if len(self.classes) == known else [str(number) for number in range(known)]
+
+    def save_pictures(self, folder: Path) -> None:
+        """Write `confusion_matrix.png`, `predictions.png` and `class_accuracy.csv`."""
+        if self.count:
+            pictures.save_confusion_matrix(folder / "confusion_matrix.png", self.confusion, self.names())
+            self._sheet.save(folder / "predictions.png", self.names())
+            pictures.save_class_accuracy(folder / "class_accuracy.csv", self.confusion, self.names())
+
+
+@final
+class Classified(Prediction):
+    """One image's float32[K] probabilities."""
+
+    def __init__(self, probabilities: Tensor) -> None:
+        self.probabilities = probabilities
+
+    def values(self) -> dict[str, Any]:
+        """The likeliest class, and the probabilities of the five likeliest, by class number."""
+        best = self.probabilities.argsort(descending=True, stable=True)[:5].tolist()
+        return {"label": best[0], "probabilities": {str(number): float(self.probabilities[number]) for number in best}}
+
+
+def _record(sample: Any) -> Mapping[str, Any]:
+    if isinstance(sample, dict | Mapping) and "image" in sample and "label" in sample:
+        return sample
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return {"image": sample[0], "label": sample[1]}
+    form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
+    raise DataError(Problem("dataset", "a sample is not an image and its label", form, "a dict with `image` and `label`, or a pair (image, label)"))
+
+
+def _as_tensor(image: Any) -> Tensor:
+    if type(image) is Tensor and image.dim() == 3:
+        return image
+    if isinstance(image, Tensor):
+        image = image.as_subclass(Tensor)  # a tv_tensors.Image: its subclass would slow down every operation that follows
+        if image.dim() in (2, 3):
+            return image.reshape(-1, *image.shape[-2:])
+        raise DataError(Problem("dataset", "an image tensor has the wrong shape", list(image.shape), "[channels, height, width]"))
+    from torchvision.transforms.v2 import functional  # only data sets without a transform to tensors need it
+
+    try:
+        if getattr(image, "mode", "RGB") not in ("L", "RGB", "I;16", "F"):  # palettes, transparency, CMYK
+            image = image.convert("L" if image.mode == "1" else "RGB")
+        return functional.pil_to_tensor(image) if hasattr(image, "getbands") else functional.to_image(image).as_subclass(Tensor)
+    except (TypeError, ValueError):
+        raise DataError(Problem("dataset", "an image has an unknown form", type(image).__name__, "a tensor [C, H, W], a PIL image or an array")) from None
+
+
+def _stacked(images: Sequence[Tensor]) -> Tensor:
+    try:
+        return torch.stack(list(images))
+    except RuntimeError:
+        sizes = list(dict.fromkeys("x".join(map(str, image.shape)) for image in images))
+    shown = ", ".join(sizes[:4]) + (f" and {len(sizes) - 4} more" if len(sizes) > 4 else "")
+    raise DataError(
+        Problem(
+            "transforms",
+            "the images of a batch differ in size (channels x height x width)",
+            shown,
+            "images of one size, after the sample transforms",
+            "crop or resize them in transforms.train.sample and transforms.eval.sample, as transforms=imagenet does",
+        )
+    )
+
+
+def _check_range(labels: Tensor, classes: int, reason: str) -> None:
+    """One pass over B integers; the position is looked for only once one is known to be wrong."""
+    low, high = (int(end) for end in torch.aminmax(labels))
+    if low < 0 or high >= classes:
+        position = int(((labels < 0) | (labels >= classes)).nonzero()[0])
+        raise DataError(
+            Problem(
+                "dataset",
+                f"the label at position {position} of a batch is out of range: {reason}",
+                int(labels[position]),
+                f"0 to {classes - 1}",
+                "set dataset.num_classes to the number of classes, counted from 0",
+            )
+        )
+
+
+def _rank(logits: Tensor, label: Tensor) -> Tensor:
+    """int64[B]: how many classes come before the true one, by larger logit, then by lower number.
+
+    Unlike `topk`, whose choice among equal logits is not specified, this is one answer on every device; it is 0 exactly where
+    `argmax` is right. A logit that is not a number counts as larger, so a model that gives nothing else is never right.
+    """
+    true = logits.gather(1, label[:, None])
+    earlier = torch.arange(logits.shape[1], device=logits.device) < label[:, None]
+    return (~(logits <= true) | ((logits == true) & earlier)).sum(1)
+
+
+def _worth_seeing(loss: Tensor, *, worst: int = 4, first: int = 4) -> Tensor:
+    """int64[S]: the batch's positions of largest loss, and its first few."""
+    chosen = torch.zeros_like(loss, dtype=torch.bool)
+    chosen[loss.argsort(descending=True, stable=True)[:worst]] = True
+    chosen[:first] = True
+    return chosen.nonzero().flatten()
+
+
+def _class_names(dataset: Any) -> list[str]:
+    """`classes` of the data set, or of the one that it wraps (`torch.utils.data.Subset` and the like)."""
+    while dataset is not None:
+        if classes := getattr(dataset, "classes", None):
+            return [str(name) for name in classes]
+        dataset = getattr(dataset, "dataset", None)
+    return []

@@ -1,0 +1,115 @@
+"""Connectionist temporal classification (Graves et al., ICML 2006): its loss, deterministic on every device, and its decoders."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError, Problem
+
+BLANK = 0
+"""The class that stands for no letter."""
+
+
+def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
+    """float32[B], in nats, on the CPU: infinite where a target does not fit into its frames.
+
+    It is computed on the CPU in float32 wherever the log-probabilities are, and gradients flow back from there: torch's own CUDA kernel has no
+    deterministic backward pass, and cuDNN's takes only batches without padding and targets of at most 256 labels.
+
+    Args:
+        log_probs: [B, K, N], normalised over the K classes; class 0 is the blank.
+        lengths: int64[B], valid frames.
+        target: int64[B, U], from 1 to K - 1; what lies beyond a target's length is not read.
+        target_lengths: int64[B].
+    """
+    frames_first = log_probs.permute(2, 0, 1).float().cpu()
+    return F.ctc_loss(frames_first, target.cpu(), lengths.cpu(), target_lengths.cpu(), blank=BLANK, reduction="none")
+
+
+def frames_needed(target: Tensor, target_lengths: Tensor) -> Tensor:
+    """int64[B]: the fewest frames that can say a target: one a label, and a blank between equal neighbours."""
+    inside = torch.arange(1, target.shape[1], device=target.device) < target_lengths[:, None]
+    return target_lengths + ((target[:, 1:] == target[:, :-1]) & inside).sum(1)
+
+
+def greedy(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
+    """The labels of each sample's most likely path: repetitions merged, then blanks left out. `log_probs` is [B, K, N], `lengths` int64[B]."""
+    best = log_probs.argmax(1)
+    new = torch.ones_like(best, dtype=torch.bool)
+    new[:, 1:] = best[:, 1:] != best[:, :-1]
+    said = new & (best != BLANK) & (torch.arange(best.shape[1], device=best.device) < lengths[:, None])
+    return [labels[kept].tolist() for labels, kept in zip(best.cpu(), said.cpu(), strict=True)]
+
+
+def beam_search(log_probs: Tensor, lengths: Tensor, *, letters: str, **settings: Any) -> list[str]:
+    """The texts that flashlight's beam search finds likeliest, on the CPU. `settings` as for `beam_decoder`."""
+    decoder = beam_decoder(letters, **settings)
+    emissions = log_probs.permute(0, 2, 1).float().cpu().contiguous()
+    found: Sequence[Sequence[Any]] = decoder(emissions, lengths.to("cpu", torch.int64))
+    if settings.get("lexicon"):
+        return [" ".join(best[0].words) if best else "" for best in found]
+    # The search begins and ends each text with a silence of its own.
+    return [" ".join("".join(letters[token - 1] for token in best[0].tokens.tolist() if token > BLANK).split()) if best else "" for best in found]
+
+
+@lru_cache(maxsize=4)
+def beam_decoder(
+    letters: str,
+    *,
+    size: int = 50,
+    size_token: int | None = None,
+    threshold: float = 50.0,
+    lexicon: str | None = None,
+    language_model: str | None = None,
+    lm_weight: float = 2.0,
+    word_score: float = 0.0,
+) -> Any:
+    """The `ctc_decoder` of torchaudio, which is flashlight-text's.
+
+    Args:
+        letters: The labels from 1 on.
+        size: Hypotheses kept from frame to frame.
+        size_token: Labels considered at each frame; None: all.
+        threshold: Hypotheses this far below the best are dropped, in nats.
+        lexicon: A file of the words that may occur, a line each: the word, then its letters and a final `|`, apart; None: any letters in any order.
+        language_model: A KenLM file, of words where there is a lexicon, else of letters; None: none.
+        lm_weight: Of the language model's score.
+        word_score: Added for each word, with a lexicon.
+
+    Raises:
+        ConfigError: flashlight-text is not installed, or a file is missing.
+    """
+    if importlib.util.find_spec("flashlight") is None:
+        hint = "pip install 'samewise[beam]', or set recipe.decoder=greedy"
+        raise ConfigError(Problem("recipe.decoder", "the package flashlight-text, which searches with beams, is not installed", "beam", hint=hint))
+    for name, file in (("lexicon", lexicon), ("language_model", language_model)):
+        if file is not None and not Path(file).is_file():
+            raise ConfigError(Problem(f"recipe.beam.{name}", "there is no such file", file))
+    if language_model is not None and importlib.util.find_spec("kenlm") is None:
+        raise ConfigError(Problem("recipe.beam.language_model", "the package kenlm is not installed", language_model, hint="pip install kenlm"))
+    from torchaudio.models.decoder import ctc_decoder
+
+    tokens = ["<blank>", *("|" if letter == " " else letter for letter in letters)]
+    return ctc_decoder(
+        lexicon=lexicon,
+        tokens=tokens,
+        lm=language_model,
+        nbest=1,
+        beam_size=size,
+        beam_size_token=size_token,
+        beam_threshold=threshold,
+        lm_weight=lm_weight,
+        word_score=word_score,
+        log_add=True,  # a text's score is the sum over its paths, not the best of them
+        blank_token="<blank>",
+        sil_token="|" if "|" in tokens else "<blank>",
+        unk_word="<unk>",
+    )

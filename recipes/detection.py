@@ -1,0 +1,216 @@
+"""Object detection: boxes and classes, the losses of torchvision's detectors, COCO's average precision.
+
+What is deterministic: everything on the CPU. On CUDA, by torch's and torchvision's sources: the focal, L1 and IoU losses, indexing and
+its backward (sorted under deterministic algorithms), the pyramid's nearest interpolation and its backward, non-maximum suppression (a
+stable sort, then bit masks without atomics). Bilinear resizing has no deterministic backward there, but images need no gradient. RoIAlign's
+backward (of Faster R-CNN, not of RetinaNet) has none either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from samewise.recipes import detection_pictures as pictures
+from samewise.recipes.average_precision import AveragePrecision, Image
+from samewise.recipes.pictures import thumbnails
+from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.interfaces import Batch, Loss, Phase, Recipe, Scores
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one evaluation batch of B images gives, on the CPU.
+
+    Args:
+        images: Their true boxes and the detections.
+        losses: The means over the B images of each part of the loss; empty where the model gives none in evaluation.
+        shown: The first few images, small, as uint8[3, h, w].
+    """
+
+    images: list[Image]
+    losses: Mapping[str, float] = field(default_factory=dict)
+    shown: list[Tensor] = field(default_factory=list)
+
+
+@final
+class Detection(Recipe):
+    """Batches are `{"image": list of B tensors [3, H, W], or one tensor, "boxes": list of float32[N, 4], "labels": list of int64[N], "image_id": list of int}`.
+
+    Boxes are (x1, y1, x2, y2) in pixels of their image, labels count from 1. The model is one of torchvision's detectors, or has their
+    interface: in training `model(images, targets)` gives a dict of losses, each a mean over the images; in evaluation `model(images)` gives a list of
+    `{"boxes", "labels", "scores"}`. Images reach it as floats in [0, 1]; it normalises and resizes them itself.
+
+    Args:
+        num_classes: With the background (label 0), to find a label out of range in the loader's worker; None: any label from 1.
+        shown: How many images of an evaluation are drawn with their boxes.
+    """
+
+    def __init__(self, *, num_classes: int | None = None, shown: int = 12) -> None:
+        if num_classes is not None and num_classes < 2:
+            raise ConfigError(Problem("recipe.num_classes", "is too small", num_classes, "at least 2: the background counts as one"))
+        self.num_classes = num_classes
+        self.shown = shown
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples with `image`, `boxes` and `labels` to a batch; further keys become lists. Boxes without area, as a crop leaves them, are taken out.
+
+        Raises:
+            DataError: a sample of another form, an inverted box, one outside of its image, or a label out of range.
+        """
+        records = [self._record(sample, position) for position, sample in enumerate(samples)]
+        images = [record["image"] for record in records]
+        same = len({image.shape for image in images}) == 1
+        columns = {name: [record[name] for record in records] for name in records[0] if name != "image"}
+        return {"image": torch.stack(images) if same else images, **columns}
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        """The sum over the B images of each image's loss; the step's loss is then their mean, as torchvision's, however the step is cut into micro-batches.
+
+        For RetinaNet an image's loss is its focal loss, summed over anchors and classes, plus its box loss, summed over its foreground
+        anchors, both over their number (Lin et al. 2017, arXiv 1708.02002, section 4.1).
+        """
+        images = _floats(batch["image"])
+        losses: Mapping[str, Tensor] = model(images, _targets(batch))
+        if not isinstance(losses, Mapping) or not losses:
+            raise ConfigError(Problem("model", "gives no dict of losses in training", type(losses).__name__, "a detector with torchvision's interface"))
+        parts = {name: loss.float() * len(images) for name, loss in losses.items()}
+        total = torch.stack(list(parts.values())).sum()
+        return Loss(total, count=len(images), parts={_short(name): part.detach() for name, part in parts.items()} if len(parts) > 1 else {})
+
+    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+        images, losses = _floats(batch["image"]), dict[str, Tensor]()
+        if hasattr(model, "losses_and_detections"):
+            losses, found = model.losses_and_detections(images, _targets(batch))
+        else:
+            found = model(images)
+        measured = [_image(batch, place, detections) for place, detections in enumerate(found)]
+        small = [thumbnails(image[None], longest=320)[0].cpu() for image in images[: self.shown]]
+        return Measured(measured, {_short(name): float(loss) for name, loss in losses.items()}, small)
+
+    def scores(self, dataset: Any) -> DetectionScores:
+        names = [str(name) for name in getattr(dataset, "classes", ())]
+        return DetectionScores(names=names, num_classes=self.num_classes or len(names), shown=self.shown)
+
+    def _record(self, sample: Any, position: int) -> dict[str, Any]:
+        if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
+            form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
+            raise DataError(Problem("dataset", "a sample is not an image with boxes", form, "a dict with `image`, `boxes` and `labels`"))
+        # plain tensors: the subclasses of tv_tensors would slow down every operation that follows
+        record = {name: value.as_subclass(Tensor) if isinstance(value, Tensor) else value for name, value in sample.items()}
+        image, boxes, labels = record["image"], record["boxes"], record["labels"]
+        where = f"image {record['image_id']}" if "image_id" in record else f"sample {position} of a batch"
+        if not isinstance(image, Tensor) or image.dim() != 3:
+            raise DataError(Problem("dataset", f"{where} is no tensor", type(image).__name__, "a tensor [3, height, width]"))
+        if boxes.dim() != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
+            raise DataError(Problem("dataset", f"{where} has boxes {list(boxes.shape)} and labels {list(labels.shape)}", expected="[N, 4] and [N]"))
+        self._check_values(boxes, labels, image, where)
+        solid = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+        per_box = {name: value[solid] for name, value in record.items() if name in ("boxes", "labels", "crowd", "area")}
+        per_box["boxes"] = per_box["boxes"].to(torch.float32)
+        return {**record, **per_box}
+
+    def _check_values(self, boxes: Tensor, labels: Tensor, image: Tensor, where: str) -> None:
+        if not len(boxes):
+            return
+        height, width = image.shape[-2:]
+        bound = torch.tensor([width, height, width, height])
+        wrong = (boxes[:, 2:] < boxes[:, :2]).any(1) | (boxes < -0.5).any(1) | (boxes > bound + 0.5).any(1) | ~boxes.isfinite().all(1)
+        if wrong.any():
+            box = [round(value, 2) for value in boxes[wrong][0].tolist()]
+            raise DataError(Problem("dataset", f"{where} of {width} x {height} pixels has an impossible box", box, "x1 < x2 and y1 < y2, within the image"))
+        end = self.num_classes if self.num_classes is not None else math.inf
+        if int(labels.min()) < 1 or int(labels.max()) >= end:
+            label = next(one for one in labels.tolist() if not 1 <= one < end)
+            hint = "dataset.num_classes counts the background, label 0"
+            raise DataError(Problem("dataset", f"{where} has a label out of range", label, f"1 to {end - 1}", hint))
+
+
+@final
+class DetectionScores(Scores):
+    """COCO's average precision of all images, in the order in which they came.
+
+    Args:
+        names: Of the labels, the background's first; empty: their numbers.
+        num_classes: How many labels there are, with the background; 0: as many as occur.
+        shown: How many images are drawn.
+    """
+
+    def __init__(self, *, names: Sequence[str] = (), num_classes: int = 0, shown: int = 12) -> None:
+        self.names = [*names, *(str(label) for label in range(len(names), num_classes))]
+        self.images: list[Image] = []
+        self._most = shown
+        self._losses: dict[str, float] = {}
+        self._thumbnails: list[Tensor] = []
+        self._found: AveragePrecision | None = None
+
+    def add(self, measured: Measured) -> None:
+        for name, mean in measured.losses.items():
+            self._losses[name] = self._losses.get(name, 0.0) + mean * len(measured.images)
+        if len(self.images) == len(self._thumbnails):
+            self._thumbnails.extend(measured.shown[: self._most - len(self._thumbnails)])
+        self.images.extend(measured.images)
+        self._found = None
+
+    def compute(self) -> dict[str, float]:
+        """`map` (IoU .5 to .95), `map_50`, `map_75`, by area where there are such boxes, `mar_100`; `loss` and its parts where the model gives them."""
+        if not self.images:
+            raise DataError("the split that was evaluated is empty")
+        losses = {name: total / len(self.images) for name, total in self._losses.items()}
+        if losses:
+            losses = {"loss": sum(losses.values())} | {f"loss_{name}": value for name, value in losses.items()}
+        return {**losses, **self.average_precision().summary()}
+
+    def average_precision(self) -> AveragePrecision:
+        """Of all images so far."""
+        self._found = self._found or AveragePrecision.of(self.images, classes=len(self.names))
+        return self._found
+
+    def save_pictures(self, folder: Path) -> None:
+        """Write `detections.png`, `precision_recall.png` and `class_precision.csv`."""
+        if self.images:
+            found = self.average_precision()
+            pictures.save_detections(folder / "detections.png", self._thumbnails, self.images, self.names)
+            pictures.save_precision_recall(folder / "precision_recall.png", found, self.names)
+            pictures.save_class_precision(folder / "class_precision.csv", found, self.names)
+
+
+def _floats(images: Sequence[Tensor] | Tensor) -> list[Tensor]:
+    """B tensors float[3, H, W] in [0, 1]."""
+    if images[0].is_floating_point():
+        return list(images)
+    return [image.to(torch.float32) / 255 for image in images]
+
+
+def _targets(batch: Batch) -> list[dict[str, Tensor]]:
+    crowds = batch.get("crowd") or [None] * len(batch["boxes"])
+    return [
+        {"boxes": boxes, "labels": labels} if crowd is None else {"boxes": boxes[~crowd], "labels": labels[~crowd]}
+        for boxes, labels, crowd in zip(batch["boxes"], batch["labels"], crowds, strict=True)
+    ]
+
+
+def _image(batch: Batch, place: int, found: Mapping[str, Tensor]) -> Image:
+    boxes = batch["boxes"][place].cpu()
+    height, width = batch["image"][place].shape[-2:]
+    return Image(
+        size=(height, width),
+        boxes=boxes,
+        labels=batch["labels"][place].cpu(),
+        crowd=batch["crowd"][place].cpu() if "crowd" in batch else torch.zeros(len(boxes), dtype=torch.bool),
+        area=batch["area"][place].cpu() if "area" in batch else (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]),
+        found_boxes=found["boxes"].float().cpu(),
+        found_labels=found["labels"].cpu(),
+        found_scores=found["scores"].float().cpu(),
+    )
+
+
+def _short(name: str) -> str:
+    """The name of one of torchvision's losses, in a word."""
+    return {"bbox_regression": "boxes", "loss_box_reg": "boxes", "loss_classifier": "classification"}.get(name, name.removeprefix("loss_"))

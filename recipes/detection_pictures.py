@@ -1,0 +1,86 @@
+"""Pictures of detections, for a person to look at. matplotlib is imported where one is drawn, and without its global state."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from samewise.recipes.average_precision import AveragePrecision, Image
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[Image], names: Sequence[str], *, least: float = 0.3, columns: int = 4) -> None:
+    """Draw images uint8[3, h, w] with their true boxes (thin, white) and detections of at least the score `least` (a colour a class).
+
+    Where nothing scores as much, the three best are drawn.
+    """
+    from matplotlib.figure import Figure
+
+    rows = max(1, math.ceil(len(thumbnails) / columns))
+    figure = Figure(figsize=(4.0 * columns, 3.3 * rows + 0.4), dpi=100, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for place in axes:
+        place.set_axis_off()
+    for place, thumbnail, image in zip(axes, thumbnails, images, strict=False):
+        _draw(place, thumbnail, image, names, least)
+    figure.suptitle(f"true boxes: thin white; detections with a score of at least {least:g}, or the three best: colour of the class", fontsize=11)
+    figure.savefig(path)
+
+
+def save_precision_recall(path: Path, found: AveragePrecision, names: Sequence[str], *, most: int = 20) -> None:
+    """Draw precision against recall at an overlap of .5, a line a class; of the `most` classes with the most boxes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 5.5), dpi=100, layout="constrained")
+    axes: Axes = figure.subplots()
+    chosen = sorted(found.by_class(), key=lambda row: (-found.boxes[row[0]], row[0]))[:most]
+    for label, _, at_50 in chosen:
+        axes.plot(np.linspace(0, 1, 101), found.curve(label), color=_colour(label), label=f"{_name(label, names)}: {at_50:.3f} ({found.boxes[label]} boxes)")
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.02), xlabel="recall", ylabel="precision", title=f"IoU 0.5: mean AP {max(0.0, found.stats['map_50']):.3f}")
+    axes.grid(alpha=0.3)
+    if chosen:
+        axes.legend(fontsize=8, title="AP of class")
+    figure.savefig(path)
+
+
+def save_class_precision(path: Path, found: AveragePrecision, names: Sequence[str]) -> None:
+    """Write one line a class: its true boxes, and its average precision over all overlaps and at .5."""
+    with open(path, "w", newline="") as handle:
+        table = csv.writer(handle)
+        table.writerow(["label", "class", "boxes", "ap", "ap_50"])
+        for label, mean, at_50 in found.by_class():
+            table.writerow([label, _name(label, names), found.boxes[label], f"{mean:.4f}", f"{at_50:.4f}"])
+
+
+def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], least: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.imshow(thumbnail.movedim(0, -1).numpy(), interpolation="nearest")
+    scale = thumbnail.shape[-1] / image.size[1]
+    for x1, y1, x2, y2 in (image.boxes * scale).tolist():
+        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor="white", linewidth=0.8))
+    order = image.found_scores.argsort(descending=True, stable=True)
+    drawn = [place for rank, place in enumerate(order.tolist()) if image.found_scores[place] >= least or (rank < 3 and image.found_scores[order[0]] < least)]
+    for place in drawn:
+        x1, y1, x2, y2 = (image.found_boxes[place] * scale).tolist()
+        label = int(image.found_labels[place])
+        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=_colour(label), linewidth=1.6))
+        told = f"{_name(label, names)} {image.found_scores[place]:.2f}"
+        axes.text(x1, y1, told, fontsize=6, color="black", va="bottom", bbox={"facecolor": _colour(label), "alpha": 0.7, "pad": 0.6, "linewidth": 0})
+
+
+def _colour(label: int) -> str:
+    """One of ten, by the label: matplotlib's own cycle."""
+    return f"C{label % 10}"
+
+
+def _name(label: int, names: Sequence[str]) -> str:
+    return names[label] if label < len(names) else str(label)

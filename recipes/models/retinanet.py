@@ -1,0 +1,259 @@
+"""RetinaNet on any of torchvision's ResNets (Lin et al. 2017, arXiv 1708.02002), with every choice that the published recipes make said openly.
+
+torchvision's own functions choose for you: with neither `weights` nor `weights_backbone` they build plain batch norm with all layers
+trainable, else frozen batch norm and three trainable layers. Here `norm` and `trainable_layers` are what the config says, and a frozen
+part without pretrained weights is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, final
+
+import torchvision.models
+from torch import Tensor, nn
+from torchvision.models.detection._utils import overwrite_eps
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.retinanet import RetinaNet as TorchvisionRetinaNet
+from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelP6P7
+from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+Norm = Literal["frozen_batch", "batch", "group"]
+
+BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d", "resnext101_32x8d", "wide_resnet50_2", "wide_resnet101_2")
+
+_GROUPS = 32
+_STAGES = ("conv1", "layer1", "layer2", "layer3", "layer4")
+
+
+@final
+class RetinaNet(TorchvisionRetinaNet):
+    """torchvision's RetinaNet, with its parameter names; beside its losses (training) or detections (evaluation) it can give both in one pass."""
+
+    _weights_are_known = False
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
+        """As torchvision's: a dict of losses in training, a list of detections in evaluation.
+
+        Raises:
+            ConfigError: in the first training step, where a part of the backbone is frozen that has no pretrained weights.
+        """
+        if self.training and not self._weights_are_known:
+            _require_pretrained(self.backbone.body)
+            self._weights_are_known = True
+        return super().forward(images, targets)
+
+    def losses_and_detections(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        """One pass in eval mode: the losses (means over the images, as in training) and the detections, in the pixels of the given images."""
+        assert not self.training
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
+        batched, moved = self.transform(images, targets)
+        features = list(self.backbone(batched.tensors).values())
+        outputs: dict[str, Tensor] = self.head(features)
+        anchors = self.anchor_generator(batched, features)
+        losses = self.compute_loss(moved, outputs, anchors)
+        return losses, self._detections(outputs, anchors, features, batched, sizes)
+
+    def _detections(
+        self, outputs: Mapping[str, Tensor], anchors: list[Tensor], features: list[Tensor], batched: ImageList, sizes: list[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        per_place = self.anchor_generator.num_anchors_per_location()[0]
+        counts = [feature.shape[-2] * feature.shape[-1] * per_place for feature in features]
+        by_level = {name: list(output.split(counts, dim=1)) for name, output in outputs.items()}
+        found = self.postprocess_detections(by_level, [list(one.split(counts)) for one in anchors], batched.image_sizes)
+        return self.transform.postprocess(found, batched.image_sizes, sizes)
+
+
+def retinanet(
+    *,
+    backbone: str = "resnet50",
+    version: Literal[1, 2] = 1,
+    num_classes: int = 91,
+    norm: Norm = "batch",
+    trainable_layers: int = 5,
+    weights: str | None = None,
+    weights_backbone: str | None = None,
+    stages: Sequence[int] = (2, 3, 4),
+    extra_levels: bool = True,
+    channels: int = 256,
+    head_convs: int = 4,
+    head_norm: Literal["none", "group"] | None = None,
+    box_loss: Literal["l1", "smooth_l1", "giou", "diou", "ciou"] | None = None,
+    anchor_sizes: Sequence[Sequence[float]] | None = None,
+    aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
+    min_size: int = 800,
+    max_size: int = 1333,
+    resize_in_training: bool = True,
+    image_mean: Sequence[float] = (0.485, 0.456, 0.406),
+    image_std: Sequence[float] = (0.229, 0.224, 0.225),
+    fg_iou_thresh: float = 0.5,
+    bg_iou_thresh: float = 0.4,
+    score_thresh: float = 0.05,
+    nms_thresh: float = 0.5,
+    topk_candidates: int = 1000,
+    detections_per_img: int = 300,
+) -> RetinaNet:
+    """RetinaNet with a ResNet and a feature pyramid.
+
+    With ResNet-50, 91 classes and the defaults below, version 1 has 34,014,999 parameters with frozen batch norm (as published) and version 2 38,198,935.
+
+    Args:
+        backbone: One of `BACKBONES`.
+        version: 1, torchvision's retinanet_resnet50_fpn: L1 box loss, no norm in the head, P6 made from P5. 2, its ..._v2: GIoU loss, group
+            norm in the head, P6 made from C5.
+        num_classes: Outputs for each anchor, the background (label 0) among them.
+        norm: Of the backbone. "frozen_batch": constant, from the pretrained weights; "batch": batch norm, its statistics updated in training;
+            "group": group norm, for training from scratch on few images a step.
+        trainable_layers: How many of layer4, layer3, layer2, layer1 and the stem are trained, in this order; 5: all.
+        weights: A name of torchvision's weights of the whole model (COCO_V1, for ResNet-50), fetched unless in its cache; None: `initialise.weights` takes a
+            local file.
+        weights_backbone: A name of torchvision's weights of the backbone (IMAGENET1K_V1), fetched unless in its cache; None: from scratch, or from a local
+            file: `initialise: {weights: FILE, into: backbone.body, exclude: [fc.*]}`.
+        stages: Of layer1 to layer4, those that feed the pyramid.
+        extra_levels: Two more levels, each half the size of the one before.
+        channels: Of the pyramid and the head.
+        head_convs: 3x3 convolutions in each of the two heads.
+        head_norm: "group" or "none"; None: the version's.
+        box_loss: None: the version's.
+        anchor_sizes: For each level, the square roots of the areas of its anchors, in pixels of the resized image; None: the published, three to an octave from
+            32 on.
+        aspect_ratios: Height / width of the anchors.
+        min_size: The shorter side that images are resized to, in pixels.
+        max_size: The longest that the longer side becomes.
+        resize_in_training: False: the transforms resize (multi-scale).
+        image_mean: Of each channel of images in [0, 1].
+        image_std: Likewise.
+        fg_iou_thresh: From this overlap on an anchor is an object's; and the best anchors of each object are in any case.
+        bg_iou_thresh: Below it, the background's; in between it counts for nothing.
+        score_thresh: Detections of a lower score are left out.
+        nms_thresh: Of two overlapping more, only the better stays.
+        topk_candidates: Kept of each level before that.
+        detections_per_img: Kept after it.
+
+    Raises:
+        ConfigError: there is no such backbone, or the choices contradict each other.
+    """
+    _check(backbone, norm, trainable_layers, weights or weights_backbone, stages)
+    published = _weights("weights", f"retinanet_{backbone}_fpn" + ("" if version == 1 else "_v2"), weights)
+    for_body = None if published else _weights("weights_backbone", backbone, weights_backbone)
+    body = getattr(torchvision.models, backbone)(weights=for_body, norm_layer=_norm_layer(norm))
+    _freeze(body, trainable_layers)
+    widths = [body.inplanes // 2 ** (4 - stage) for stage in stages]
+    if version == 2 and extra_levels:
+        extra: ExtraFPNBlock = LastLevelP6P7(widths[-1], channels)
+    else:
+        extra = LastLevelP6P7(channels, channels) if extra_levels else _NoExtraLevel()
+    pyramid = BackboneWithFPN(body, {f"layer{stage}": str(place) for place, stage in enumerate(stages)}, widths, channels, extra_blocks=extra)
+    anchors = _anchors(anchor_sizes, aspect_ratios, levels=len(stages) + 2 * extra_levels)
+    group = head_norm == "group" if head_norm else version == 2
+    head = RetinaNetHead(channels, anchors.num_anchors_per_location()[0], num_classes, norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None)
+    if head_convs != 4:
+        _shorten(head, head_convs, channels, group=group)
+    head.regression_head._loss_type = box_loss or ("l1" if version == 1 else "giou")
+    made = RetinaNet(
+        pyramid,
+        num_classes,
+        anchor_generator=anchors,
+        head=head,
+        min_size=min_size,
+        max_size=max_size,
+        _skip_resize=not resize_in_training,
+        image_mean=list(image_mean),
+        image_std=list(image_std),
+        fg_iou_thresh=fg_iou_thresh,
+        bg_iou_thresh=bg_iou_thresh,
+        score_thresh=score_thresh,
+        nms_thresh=nms_thresh,
+        topk_candidates=topk_candidates,
+        detections_per_img=detections_per_img,
+    )
+    if published:
+        made.load_state_dict(published.get_state_dict(check_hash=True))
+        overwrite_eps(made, 0.0 if version == 1 else 1e-5)  # COCO_V1 of version 1 was trained before frozen batch norm had an epsilon
+    return made
+
+
+@final
+class _NoExtraLevel(ExtraFPNBlock):
+    """The pyramid as it is."""
+
+    def forward(self, results: list[Tensor], x: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
+        return results, names
+
+
+def _check(backbone: str, norm: str, trainable_layers: int, weights_backbone: str | None, stages: Sequence[int]) -> None:
+    if backbone not in BACKBONES:
+        raise ConfigError(Problem("model.backbone", "is not a ResNet of torchvision", backbone, ", ".join(BACKBONES), nearest(backbone, BACKBONES)))
+    if norm not in ("frozen_batch", "batch", "group"):
+        raise ConfigError(Problem("model.norm", "is no norm of the backbone", norm, "frozen_batch, batch or group"))
+    if not 0 <= trainable_layers <= 5:
+        raise ConfigError(Problem("model.trainable_layers", "is not a number of layers", trainable_layers, "0 to 5"))
+    if norm == "group" and (weights_backbone or trainable_layers < 5):
+        raise ConfigError(Problem("model.norm", "is for training from scratch: no pretrained weights have group norm", norm, "frozen_batch or batch"))
+    if not stages or list(stages) != sorted(set(stages)) or not 1 <= stages[0] <= stages[-1] <= 4:
+        raise ConfigError(Problem("model.stages", "are not stages of a ResNet", list(stages), "some of 1, 2, 3, 4, ascending"))
+
+
+def _weights(argument: str, model: str, name: str | None) -> Any:
+    if name is None:
+        return None
+    names = list(torchvision.models.get_model_weights(model).__members__) if model in torchvision.models.list_models() else []
+    if name not in names:
+        hint = nearest(name, names) or "a local file is given as initialise.weights (with initialise.into=backbone.body for a backbone)"
+        raise ConfigError(Problem(f"model.{argument}", f"torchvision has no such weights of {model}", name, ", ".join(names), hint))
+    return torchvision.models.get_model_weights(model)[name]
+
+
+def _norm_layer(norm: Norm) -> Any:
+    return {"frozen_batch": FrozenBatchNorm2d, "batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, _GROUPS)}[norm]
+
+
+def _freeze(body: nn.Module, trainable_layers: int) -> None:
+    trained = (*_STAGES[len(_STAGES) - trainable_layers :], *(("bn1",) if trainable_layers == 5 else ()))
+    for name, parameter in body.named_parameters():
+        if not name.startswith(trained):
+            parameter.requires_grad_(False)
+
+
+def _anchors(sizes: Sequence[Sequence[float]] | None, ratios: Sequence[float], *, levels: int) -> AnchorGenerator:
+    if sizes is None:
+        sizes = [(base, int(base * 2 ** (1 / 3)), int(base * 2 ** (2 / 3))) for base in (32 * 2**level for level in range(levels))]
+    if len(sizes) != levels or len({len(one) for one in sizes}) != 1:
+        raise ConfigError(Problem("model.anchor_sizes", "do not fit the pyramid", [list(one) for one in sizes], f"{levels} lists of equal length, one a level"))
+    return AnchorGenerator(tuple(tuple(one) for one in sizes), (tuple(ratios),) * levels)
+
+
+def _shorten(head: RetinaNetHead, convs: int, channels: int, *, group: bool) -> None:
+    """Another number of convolutions in both heads, initialised as torchvision's."""
+    for part in (head.classification_head, head.regression_head):
+        part.conv = nn.Sequential(
+            *(Conv2dNormActivation(channels, channels, norm_layer=partial(nn.GroupNorm, _GROUPS) if group else None) for _ in range(convs))
+        )
+        for layer in part.conv.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.normal_(layer.weight, std=0.01)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+
+
+def _require_pretrained(body: nn.Module) -> None:
+    """Norms that still hold the mean 0 and the variance 1 they were made with have seen neither weights nor images."""
+    norms = [module for module in body.modules() if isinstance(module, FrozenBatchNorm2d | nn.BatchNorm2d)]
+    frozen = any(isinstance(module, FrozenBatchNorm2d) for module in norms) or any(not parameter.requires_grad for parameter in body.parameters())
+    if not frozen or not norms:
+        return
+    if all(bool((module.running_mean == 0).all()) and bool((module.running_var == 1).all()) for module in norms if isinstance(module.running_mean, Tensor)):
+        raise ConfigError(
+            Problem(
+                "model.weights_backbone",
+                "a part of the backbone is frozen, but has no pretrained weights: it would stay random",
+                expected="model.weights_backbone=IMAGENET1K_V1, or a local file in initialise.weights with initialise.into=backbone.body",
+                hint="to train from scratch: model.norm=batch model.trainable_layers=5",
+            )
+        )

@@ -1,0 +1,85 @@
+"""Wav2Letter at any size: torchaudio's layers, with widths, kernels, and a normalisation of one's own choice, and deaf to a batch's padding."""
+
+from __future__ import annotations
+
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from samewise.runner.errors import ConfigError, Problem
+
+Norm = Literal["none", "layer"]
+
+
+@final
+class Wav2Letter(nn.Module):
+    """Convolutions in time (Collobert et al. 2016, arXiv 1609.03193): float32[B, num_features, N] to log-probabilities float32[B, num_classes, M].
+
+    With the defaults these are the layers of `torchaudio.models.Wav2Letter(input_type="mfcc")`, weight by weight, but for a rectifier after the
+    last of them, which there keeps all scores from 0 up. Here what lies beyond an utterance's end is set to 0 before each convolution, so an
+    utterance gives the same alone and in a padded batch; torchaudio's lets each layer's biases spread from the padding into the last frames.
+
+    Args:
+        num_classes: Letters, and the blank.
+        num_features: Of each frame.
+        width: Channels of the lower layers.
+        top_width: Channels of the last two hidden layers.
+        depth: Layers between the first and the top.
+        first_kernel: Frames that the first layer sees; it takes every other.
+        kernel: Frames that a layer of the middle sees; odd.
+        top_kernel: Frames that the first of the top layers sees.
+        norm: "none", as published, or "layer": the channels of each frame to mean 0 and deviation 1 (arXiv 1607.06450), which makes training faster.
+        dropout: The share of channel values dropped before the top layers.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        num_features: int,
+        width: int = 250,
+        top_width: int = 2000,
+        depth: int = 7,
+        first_kernel: int = 48,
+        kernel: int = 7,
+        top_kernel: int = 32,
+        norm: Norm = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if norm not in ("none", "layer"):
+            raise ConfigError(Problem("model.norm", "is no normalisation of Wav2Letter", norm, "none or layer"))
+        if kernel % 2 == 0:
+            raise ConfigError(Problem("model.kernel", "must be odd", kernel))
+        sizes = [(num_features, width, first_kernel, 2, (first_kernel - 1) // 2)]
+        sizes += [(width, width, kernel, 1, kernel // 2)] * depth
+        sizes += [(width, top_width, top_kernel, 1, top_kernel // 2), (top_width, top_width, 1, 1, 0)]
+        self.layers = nn.ModuleList(nn.Conv1d(inner, outer, size, stride, padding) for inner, outer, size, stride, padding in sizes)
+        self.norms = nn.ModuleList(nn.LayerNorm(outer) if norm == "layer" else nn.Identity() for _, outer, *_ in sizes)
+        self.dropout = nn.Dropout(dropout)
+        self.last = nn.Conv1d(top_width, num_classes, 1)
+        self._top = len(sizes) - 2
+
+    def forward(self, features: Tensor, length: Tensor) -> Tensor:
+        """`length` is int64[B], the valid frames of `features`."""
+        hidden = features
+        for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            hidden = layer(hidden if number < self._top else self.dropout(hidden))
+            length = _length_after(layer, length)
+            hidden = norm(hidden.transpose(1, 2)).transpose(1, 2) if isinstance(norm, nn.LayerNorm) else hidden
+            inside = torch.arange(hidden.shape[-1], device=length.device) < length[:, None]
+            hidden = torch.where(inside[:, None], hidden.relu(), 0.0)
+        return self.last(hidden).log_softmax(1)
+
+    def output_lengths(self, length: Tensor) -> Tensor:
+        """int64[B]: the frames of the output that are an utterance's own."""
+        for layer in self.layers:
+            length = _length_after(layer, length)
+        return length
+
+
+def _length_after(layer: nn.Module, length: Tensor) -> Tensor:
+    assert isinstance(layer, nn.Conv1d)
+    assert isinstance(layer.padding, tuple)
+    return (length + 2 * layer.padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1

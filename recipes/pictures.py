@@ -1,0 +1,134 @@
+"""Pictures of results, for a person to look at. matplotlib is imported where one is drawn, and without its global state."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
+    """uint8[S, C, h, w] of images [S, C, H, W] in any scale: shrunk to at most `longest` pixels, each stretched to its own range.
+
+    Stretching shows normalised images without their mean and deviation at hand; the colour balance of normalised ones shifts a little.
+    """
+    images = images.to(torch.float32)
+    shrink = max(images.shape[-2:]) / longest
+    if shrink > 1:
+        size = [max(1, round(side / shrink)) for side in images.shape[-2:]]
+        images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
+    low = images.amin(dim=(1, 2, 3), keepdim=True)
+    span = (images.amax(dim=(1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
+    return ((images - low) / span).nan_to_num().mul(255).round().to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    image: Tensor
+    label: int
+    prediction: int
+    confidence: float
+    loss: float
+
+
+class PredictionSheet:
+    """Keeps a few predictions of a split to look at: the wrong ones of largest loss, then the right ones of largest loss.
+
+    Args:
+        wrong: At most so many wrong ones.
+        total: At most so many altogether.
+    """
+
+    def __init__(self, *, wrong: int = 24, total: int = 32) -> None:
+        self._sizes = {False: wrong, True: total}
+        self._total = total
+        self._kept: dict[bool, list[tuple[float, int, _Shown]]] = {False: [], True: []}  # by "is right": heaps, the least loss on top
+
+    def add(self, image: Tensor, label: int, prediction: int, confidence: float, loss: float, position: int) -> None:
+        """Consider uint8[C, h, w], the sample at `position` of the split (which decides between equal losses)."""
+        right = label == prediction
+        heap, entry = self._kept[right], (loss if loss == loss else math.inf, -position, _Shown(image, label, prediction, confidence, loss))
+        if len(heap) < self._sizes[right]:
+            heapq.heappush(heap, entry)
+        else:
+            heapq.heappushpop(heap, entry)
+
+    def save(self, path: Path, names: Sequence[str], *, columns: int = 8) -> None:
+        """Draw the sheet; wrong predictions first, in red."""
+        shown = [entry[-1] for right in (False, True) for entry in sorted(self._kept[right], reverse=True)][: self._total]
+        rows = max(1, math.ceil(len(shown) / columns))
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(1.55 * columns, 2.15 * rows + 0.45), dpi=100, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        for place, item in zip(axes, [*shown, *[None] * (len(axes) - len(shown))], strict=True):
+            place.set_axis_off()
+            if item is not None:
+                _draw_prediction(place, item, names)
+        wrong = sum(item.label != item.prediction for item in shown)
+        figure.suptitle(f"{wrong} wrong predictions (red), {len(shown) - wrong} right: largest loss first", fontsize=10)
+        figure.savefig(path)
+
+
+def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
+    """Draw int64[K, K] (true, predicted): rows as shares, with counts while they can be read (K <= 20) and names up to K = 100."""
+    from matplotlib.figure import Figure
+
+    classes = len(confusion)
+    shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
+    inches = min(16.0, max(5.0, 0.42 * classes if classes <= 30 else 6.4 + 0.1 * classes))
+    figure = Figure(figsize=(inches + 1.5, inches + 0.7), dpi=100, layout="constrained")
+    axes: Axes = figure.subplots()
+    drawn: Any = axes.imshow(shares.numpy(), cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
+    figure.colorbar(drawn, ax=axes, label="share of the true class", fraction=0.05, pad=0.02, shrink=0.6, aspect=30)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.set_title(f"{int(confusion.diagonal().sum())} of {int(confusion.sum())} right", fontsize=10)
+    if classes <= 100:
+        size = min(9.0, 0.6 * 72 * inches / classes)  # in points, of which an inch has 72
+        short = [_short(name) for name in names]
+        axes.set_xticks(range(classes), short, rotation=0 if max(map(len, short)) <= 2 and classes <= 30 else 90, fontsize=size)
+        axes.set_yticks(range(classes), short, fontsize=size)
+    if classes <= 20:
+        for true, predicted in confusion.nonzero().tolist():
+            colour = "white" if shares[true, predicted] > 0.5 else "black"
+            axes.text(predicted, true, str(int(confusion[true, predicted])), ha="center", va="center", fontsize=8, color=colour)
+    figure.savefig(path)
+
+
+def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
+    """Write one line a class: its images, how many were right, and the class it was most often taken for."""
+    with open(path, "w", newline="") as handle:
+        table = csv.writer(handle)
+        table.writerow(["class", "images", "right", "accuracy", "most often taken for", "times"])
+        for number, row in enumerate(confusion.tolist()):
+            images, right = sum(row), row[number]
+            others = [0 if other == number else times for other, times in enumerate(row)]
+            times = max(others)
+            table.writerow([names[number], images, right, f"{right / images:.4f}" if images else "", names[others.index(times)] if times else "", times])
+
+
+def _draw_prediction(axes: Axes, item: _Shown, names: Sequence[str]) -> None:
+    picture = item.image.movedim(0, -1).numpy()
+    if picture.shape[-1] == 3:
+        axes.imshow(picture, interpolation="nearest")
+    else:
+        axes.imshow(picture[..., 0], cmap="gray", interpolation="nearest")
+    right = item.label == item.prediction
+    told = f"{_short(names[item.prediction])} ({item.confidence:.0%})"
+    axes.set_title(told if right else f"{told}\nnot {_short(names[item.label])}", fontsize=8, color="black" if right else "crimson")
+
+
+def _short(name: str, longest: int = 18) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"

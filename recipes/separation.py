@@ -1,0 +1,283 @@
+"""Speech separation: a mixture of S speakers into S signals, by permutation-invariant scale-invariant SDR (Luo and Mesgarani, arXiv 1809.07454)."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from samewise.datasets.audio_files import read_audio
+from samewise.recipes.si_sdr import assigned, best_assignment, in_order, pairwise_si_sdr, si_sdr
+from samewise.recipes.sounds import save_spectrograms, save_wav
+from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
+
+_HEARD_S = 4.0
+_FULL_SCALE = 32767.0
+
+
+@dataclass(frozen=True)
+class Example:
+    """One separated mixture to listen to, at most four seconds of it.
+
+    Args:
+        position: In the batch.
+        signals: int16[1 + 2 S, T]: the mixture, the S true signals, the S estimates in the order of the true ones.
+    """
+
+    position: int
+    signals: Tensor
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one evaluation batch of B mixtures of S speakers gives, in dB, on the CPU.
+
+    Args:
+        names: B, of the mixtures.
+        si_sdr: float64[B, S], of the estimates, in the order of the true signals.
+        si_sdr_before: float64[B, S], of the mixture itself taken for each of them.
+        sdr: float64[B, S], as `si_sdr`, but of BSS-eval's SDR; None where it was not asked for.
+        sdr_before: float64[B, S], of the mixture itself.
+        examples: The best and the worst of the batch.
+    """
+
+    names: list[str]
+    si_sdr: Tensor
+    si_sdr_before: Tensor
+    sdr: Tensor | None
+    sdr_before: Tensor | None
+    examples: tuple[Example, ...]
+
+
+@final
+class Separation(Recipe):
+    """Batches are `{"mixture": float32[B, T], "sources": float32[B, S, T], "length": int64[B], "name": [B]}`, padded with zeros at their ends.
+
+    The model takes float32[B, 1, T] and gives float32[B, S, T] in any order and at any loudness, as `torchaudio.models.ConvTasNet` does.
+
+    Evaluation separates mixtures at their own length, so that its figures do not depend on how the split is cut into batches: ConvTasNet's normalisation
+    takes in all of its input, padding too.
+
+    Args:
+        sample_rate: Of all signals, in Hz.
+        sdr: Evaluate the SDR of BSS eval too (Vincent et al. 2006, by torchmetrics: any filter of 512 taps counts as no distortion); some 20 ms a
+            signal on one core.
+    """
+
+    def __init__(self, *, sample_rate: int = 8000, sdr: bool = True) -> None:
+        if sample_rate < 1:
+            raise ConfigError(Problem("recipe.sample_rate", "is not a rate", sample_rate, "a whole number of Hz above 0"))
+        self.sample_rate = sample_rate
+        self.sdr = sdr
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples to a padded batch. Each is a dict with `mixture` float32[T] and, but for prediction, `sources` float32[S, T].
+
+        Raises:
+            DataError: a sample has another form, or its sources are not as long as the mixture or not as many as the others'.
+        """
+        _check(samples)
+        mixtures = [sample["mixture"] for sample in samples]
+        batch: Batch = {"mixture": pad_sequence(mixtures, batch_first=True)}
+        if "sources" in samples[0]:
+            batch["sources"] = pad_sequence([sample["sources"].t() for sample in samples], batch_first=True).transpose(1, 2).contiguous()
+        batch["length"] = torch.tensor([len(mixture) for mixture in mixtures])
+        batch["name"] = [str(sample.get("name", "")) for sample in samples]
+        return batch
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        """Minus the SI-SDR in dB, averaged over speakers under their best assignment, summed over the B mixtures."""
+        estimates = _separated(model, batch["mixture"], batch["sources"].shape[1])
+        pairwise = pairwise_si_sdr(estimates, batch["sources"], _inside(batch))
+        reached = assigned(pairwise, best_assignment(pairwise)).mean(1)
+        return Loss(-reached.sum(), count=len(reached))
+
+    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+        sources, inside = batch["sources"].double(), _inside(batch)
+        estimates = self._separated_one_by_one(model, batch, sources.shape[1]).double()
+        pairwise = pairwise_si_sdr(estimates, sources, inside)
+        assignment = best_assignment(pairwise)
+        estimates = in_order(estimates, assignment)
+        reached = assigned(pairwise, assignment).cpu()
+        before = si_sdr(batch["mixture"].double()[:, None], sources, inside[:, None]).cpu()
+        after_sdr, before_sdr = self._bss_eval(estimates, batch) if self.sdr else (None, None)
+        gain = (reached - before).mean(1)
+        shown = dict.fromkeys((int(gain.argmin()), int(gain.argmax())))
+        examples = tuple(Example(place, self._heard(batch, estimates, place)) for place in shown)
+        return Measured(list(batch["name"]), reached, before, after_sdr, before_sdr, examples)
+
+    def scores(self, dataset: Any) -> SeparationScores:
+        return SeparationScores(sample_rate=self.sample_rate)
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """A recording of several speakers."""
+        waveform, _ = read_audio(file, sample_rate=self.sample_rate)
+        return {"mixture": waveform, "length": len(waveform), "name": file.name}
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
+        estimates = self._separated_one_by_one(model, batch, None).double().cpu()
+        mixtures = batch["mixture"].double().cpu()
+        lengths = batch["length"].tolist()
+        return [
+            Separated(at_natural_loudness(mixture[:length], estimate[:, :length]), self.sample_rate)
+            for mixture, estimate, length in zip(mixtures, estimates, lengths, strict=True)
+        ]
+
+    def _separated_one_by_one(self, model: nn.Module, batch: Batch, count: int | None) -> Tensor:
+        """float32[B, S, T], each separated at its own length; at once where they all are as long."""
+        mixture, lengths = batch["mixture"], batch["length"].tolist()
+        if min(lengths) == mixture.shape[1]:
+            return _separated(model, mixture, count)
+        each = [_separated(model, mixture[place : place + 1, :length], count)[0] for place, length in enumerate(lengths)]
+        return torch.stack([nn.functional.pad(one, (0, mixture.shape[1] - one.shape[1])) for one in each])
+
+    def _bss_eval(self, estimates: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Two float64[B, S] in dB: the SDR of the estimates, and of the mixture taken for each source."""
+        from torchmetrics.functional.audio import signal_distortion_ratio  # importing it takes seconds
+
+        after, before = list[Tensor](), list[Tensor]()
+        sources, mixtures = batch["sources"].double().cpu(), batch["mixture"].double().cpu()
+        for place, length in enumerate(batch["length"].tolist()):
+            true = sources[place, :, :length]
+            both = torch.stack([estimates[place, :, :length].cpu(), mixtures[place, :length].expand_as(true)])
+            found = signal_distortion_ratio(both, true.expand_as(both), filter_length=min(512, length))
+            after.append(found[0])
+            before.append(found[1])
+        return torch.stack(after), torch.stack(before)
+
+    def _heard(self, batch: Batch, estimates: Tensor, place: int) -> Tensor:
+        length = min(int(batch["length"][place]), round(_HEARD_S * self.sample_rate))
+        mixture, sources = batch["mixture"][place, :length].double().cpu(), batch["sources"][place, :, :length].double().cpu()
+        signals = torch.cat([mixture[None], sources, at_natural_loudness(mixture, estimates[place, :, :length].cpu())])
+        return (signals / signals.abs().max().clamp(min=1.0) * _FULL_SCALE).round().to(torch.int16)
+
+
+@final
+class SeparationScores(Scores):
+    """float64 sums taken in the order of the mixtures: the same bits however the split was cut into batches.
+
+    Args:
+        sample_rate: Of the examples, in Hz.
+        kept: How many of the worst and of the best mixtures are kept to listen to.
+    """
+
+    def __init__(self, *, sample_rate: int, kept: int = 3) -> None:
+        self.sample_rate = sample_rate
+        self._kept = kept
+        self._rows: list[tuple[str, dict[str, float]]] = []
+        self._worst: list[tuple[float, int, Tensor]] = []  # heaps, what is dropped next on top
+        self._best: list[tuple[float, int, Tensor]] = []
+
+    def add(self, measured: Measured) -> None:
+        first = len(self._rows)
+        for place, name in enumerate(measured.names):
+            reached, before = measured.si_sdr[place].mean().item(), measured.si_sdr_before[place].mean().item()
+            row = {"si_sdr": reached, "si_sdri": reached - before}
+            if measured.sdr is not None and measured.sdr_before is not None:
+                sdr = measured.sdr[place].mean().item()
+                row |= {"sdr": sdr, "sdri": sdr - measured.sdr_before[place].mean().item()}
+            self._rows.append((name, row))
+        for example in measured.examples:
+            gain, number = self._rows[first + example.position][1]["si_sdri"], first + example.position
+            for heap, order in ((self._worst, -gain), (self._best, gain)):
+                heapq.heappush(heap, (order, -number, example.signals))
+                if len(heap) > self._kept:
+                    heapq.heappop(heap)
+
+    def compute(self) -> dict[str, float]:
+        """Means over the mixtures, in dB: `si_sdr` and `sdr`, `si_sdri` and `sdri` (their improvement on the mixture), and `loss`, minus `si_sdr`."""
+        if not self._rows:
+            raise DataError("the split that was evaluated is empty")
+        totals = dict.fromkeys(self._rows[0][1], 0.0)
+        for _, row in self._rows:
+            for name, value in row.items():
+                totals[name] += value
+        means = {name: total / len(self._rows) for name, total in totals.items()}
+        return {"loss": -means["si_sdr"], **means}
+
+    def save_pictures(self, folder: Path) -> None:
+        """Write the worst and best separated mixtures as WAV files, their spectrograms, and a table of all mixtures."""
+        with open(folder / "mixtures.csv", "w", newline="", encoding="utf-8") as handle:
+            table = csv.writer(handle)
+            table.writerow(["mixture", *self._rows[0][1]])
+            table.writerows([name, *(f"{value:.2f}" for value in row.values())] for name, row in self._rows)
+        shown = {-place: ("worst", signals) for _, place, signals in sorted(self._worst, reverse=True)}
+        for _, place, signals in sorted(self._best, reverse=True):
+            shown.setdefault(-place, ("best", signals))
+        rows = list[list[tuple[str, Tensor]]]()
+        for number, (kind, signals) in shown.items():
+            name, row = self._rows[number]
+            titles = _titles(len(signals) // 2)
+            waveforms = signals / _FULL_SCALE
+            for title, waveform in zip(titles, waveforms, strict=True):
+                save_wav(folder / f"{kind}_{number:05d}_{title.replace(' ', '_')}.wav", waveform, sample_rate=self.sample_rate)
+            heading = f"{kind}, {row['si_sdri']:+.1f} dB: {name}"
+            rows.append([(heading if not place else title, waveform) for place, (title, waveform) in enumerate(zip(titles, waveforms, strict=True))])
+        save_spectrograms(folder / "spectrograms.png", rows, sample_rate=self.sample_rate)
+
+
+@final
+class Separated(Prediction):
+    """The S signals of one recording, float[S, T]."""
+
+    def __init__(self, signals: Tensor, sample_rate: int) -> None:
+        self.signals = signals
+        self.sample_rate = sample_rate
+
+    def values(self) -> dict[str, Any]:
+        return {"speakers": len(self.signals), "seconds": round(self.signals.shape[1] / self.sample_rate, 3)}
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        signals = self.signals / self.signals.abs().max().clamp(min=1.0)  # together, so that they stay as loud as they are to each other
+        files = [save_wav(folder / f"{name}_speaker_{number}.wav", one, sample_rate=self.sample_rate) for number, one in enumerate(signals, start=1)]
+        rows = [[(f"{name}: speaker {number}", one)] for number, one in enumerate(signals, start=1)]
+        return [*files, save_spectrograms(folder / f"{name}_spectrograms.png", rows, sample_rate=self.sample_rate)]
+
+
+def at_natural_loudness(mixture: Tensor, estimates: Tensor) -> Tensor:
+    """float64[S, T]: estimates, whose scale means nothing, at the scales at which their sum comes nearest to the mixture float64[T] (least squares)."""
+    estimates = estimates / estimates.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    # A little of the diagonal keeps signals that are alike, or silent, from blowing up.
+    products = estimates @ estimates.t() + 1e-6 * torch.eye(len(estimates), dtype=estimates.dtype)
+    return torch.linalg.solve(products, estimates @ mixture)[:, None] * estimates
+
+
+def _separated(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
+    """float32[B, S, T] or wider, the model's output, checked."""
+    output = model(mixture[:, None])
+    wanted = [len(mixture), "speakers" if count is None else count, mixture.shape[1]]
+    if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[0] != wanted[0] or output.shape[2] != wanted[2]:
+        form = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(Problem("model", "does not give one signal for each speaker, as long as the mixture", form, f"a tensor {wanted}"))
+    if count is not None and output.shape[1] != count:
+        reason = f"gives {output.shape[1]} signals, but the data set's mixtures have {count} speakers"
+        raise ConfigError(Problem("model", reason, hint="set model.num_sources=${dataset.num_speakers}"))
+    return output.to(torch.promote_types(output.dtype, torch.float32))
+
+
+def _inside(batch: Batch) -> Tensor:
+    """bool[B, T]: true before each mixture's end."""
+    return torch.arange(batch["mixture"].shape[1], device=batch["mixture"].device) < batch["length"][:, None]
+
+
+def _titles(speakers: int) -> list[str]:
+    names = [f"speaker {number}" for number in range(1, speakers + 1)]
+    return ["mixture", *(f"{name} true" for name in names), *(f"{name} estimated" for name in names)]
+
+
+def _check(samples: Sequence[Any]) -> None:
+    for sample in samples:
+        if not isinstance(sample, Mapping) or "mixture" not in sample or ("sources" in sample) != ("sources" in samples[0]):
+            form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
+            raise DataError(Problem("dataset", "a sample is not a mixture with its sources", form, "a dict with `mixture` [T] and `sources` [S, T]"))
+        if "sources" in sample and sample["sources"].shape != (len(samples[0]["sources"]), len(sample["mixture"])):
+            shape, name = list(sample["sources"].shape), sample.get("name", "a mixture")
+            raise DataError(Problem("dataset", f"the sources of {name} do not fit", shape, f"{[len(samples[0]['sources']), len(sample['mixture'])]}"))

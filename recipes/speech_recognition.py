@@ -1,0 +1,278 @@
+"""Speech recognition by letters: connectionist temporal classification, greedy or beam decoding, character and word error rates."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from samewise.datasets.audio_files import read_audio
+from samewise.recipes import ctc, transcripts
+from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one evaluation batch of B utterances gives, on the CPU.
+
+    Args:
+        loss: float32[B], nats a character.
+        lines: One for each utterance; the worst of the batch carry spectrograms.
+    """
+
+    loss: Tensor
+    lines: list[transcripts.Line]
+
+
+@final
+class SpeechRecognition(Recipe):
+    """Batches are `waveform` float32[B, T], `length` int64[B], `target` int64[B, U], `target_length` int64[B], and the lists `transcript` and `name`.
+
+    The transforms make of the waveforms what the model reads, `features` float32[B, F, N] and `feature_length` int64[B]. The model gives
+    scores or log-probabilities float32[B, K, M], class 0 being the blank and the others the letters; where it has a method
+    `output_lengths(feature_length)`, it is called with the lengths beside the features; where not, M follows from its 1-d convolutions.
+
+    The loss of an utterance is its negative log-likelihood divided by its characters, and a step's loss the mean over utterances: what
+    `torch.nn.CTCLoss` gives by default, and the published recipe (pytorch/audio, examples/pipeline_wav2letter) trains on. Error rates
+    compare with the transcripts themselves; there, both sides are collapsed as paths are, which loses doubled letters.
+
+    Args:
+        letters: Of the labels 1, 2, ....
+        decoder: "greedy", or "beam" (needs flashlight-text).
+        beam: As for `ctc.beam_decoder`.
+        impossible: What to do with a transcript that has more letters than the model gives frames: "error", or "skip", where it adds
+            nothing to the loss but is counted, and their share is logged as `skipped`.
+        sample_rate: For the time axis of pictures, in Hz; None: none.
+    """
+
+    def __init__(
+        self,
+        *,
+        letters: str,
+        decoder: Literal["greedy", "beam"] = "greedy",
+        beam: Mapping[str, Any] | None = None,
+        impossible: Literal["error", "skip"] = "error",
+        sample_rate: int | None = None,
+    ) -> None:
+        for name, value, choices in (("decoder", decoder, ("greedy", "beam")), ("impossible", impossible, ("error", "skip"))):
+            if value not in choices:
+                raise ConfigError(Problem(f"recipe.{name}", "there is no such choice", value, " or ".join(choices)))
+        self.letters = letters
+        self._number = {letter: number for number, letter in enumerate(letters, start=1)}
+        if len(self._number) != len(letters):
+            raise ConfigError(Problem("recipe.letters", "are not letters, each once", letters))
+        self._beam = dict(beam or {}) if decoder == "beam" else None
+        if self._beam is not None:
+            ctc.beam_decoder(letters, **self._beam)  # before training, whether it can be had
+        self._impossible = impossible
+        self._sample_rate = sample_rate
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Pad samples `{"waveform": float32[T], "transcript": str}` at their ends with 0; `name`, where there is one, says which it is.
+
+        Raises:
+            DataError: a sample of another form, or an unknown letter.
+        """
+        waveforms = [_waveform(sample) for sample in samples]
+        names = [str(sample.get("name", "")) for sample in samples]
+        texts = [sample["transcript"] for sample in samples]
+        labels = [self._labels(text, name) for text, name in zip(texts, names, strict=True)]
+        return {
+            "waveform": pad_sequence(waveforms, batch_first=True),
+            "length": torch.tensor([len(waveform) for waveform in waveforms]),
+            "target": pad_sequence(labels, batch_first=True),
+            "target_length": torch.tensor([len(label) for label in labels]),
+            "transcript": texts,
+            "name": names,
+        }
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        """The sum over utterances of nats a character; the count is the number of utterances."""
+        log_probs, lengths = self._read(model, batch)
+        nats, possible = self._nats(log_probs, lengths, batch)
+        parts = {"skipped": (~possible).sum().float()} if self._impossible == "skip" else {}
+        return Loss(torch.where(possible, nats, 0.0).sum(), count=len(nats), parts=parts)
+
+    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+        log_probs, lengths = self._read(model, batch)
+        nats, possible = self._nats(log_probs, lengths, batch)
+        loss = torch.where(possible, nats.detach(), 0.0)
+        hypotheses = self._decoded(log_probs, lengths)
+        edits = [transcripts.edit_distance(said, read) for said, read in zip(batch["transcript"], hypotheses, strict=True)]
+        shown = {0, max(range(len(edits)), key=lambda place: edits[place] / max(1, len(batch["transcript"][place])))}
+        lines = [self._line(batch, place, hypotheses[place], edits[place], float(loss[place]), drawn=place in shown) for place in range(len(edits))]
+        return Measured(loss, lines)
+
+    def scores(self, dataset: Any) -> SpeechScores:
+        return SpeechScores()
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """A recording of speech, without its transcript."""
+        waveform, _ = read_audio(file, sample_rate=self._sample_rate)
+        return {"waveform": waveform, "transcript": "", "name": file.name}
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
+        texts = self._decoded(*self._read(model, batch))
+        lengths = batch["length"].tolist()
+        return [Understood(text, batch["waveform"][place, : lengths[place]].cpu(), self._sample_rate) for place, text in enumerate(texts)]
+
+    def _labels(self, text: Any, name: str) -> Tensor:
+        where = name or "dataset"
+        if not isinstance(text, str):
+            raise DataError(Problem(where, "its transcript is not a text", type(text).__name__))
+        try:
+            return torch.tensor([self._number[letter] for letter in text], dtype=torch.int64)
+        except KeyError as error:
+            hint = f"the transcript is {text[:60]!r}; set dataset.letters, or dataset.ignore"
+            raise DataError(Problem(where, "its transcript has an unknown letter", error.args[0], self.letters, hint)) from None
+
+    def _read(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities float32[B, K, M], and the int64[B] of their valid frames."""
+        if "features" not in batch:
+            raise ConfigError(Problem("transforms", "give the model nothing to read: no features", hint="transforms=mfcc, mel or waveform"))
+        features, frames = batch["features"], batch["feature_length"]
+        measurer = next((part for part in model.modules() if hasattr(part, "output_lengths")), None)
+        output = model(features) if measurer is None else model(features, frames)
+        if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[1] != len(self.letters) + 1:
+            form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            expected = f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and {len(self.letters)} letters"
+            raise ConfigError(Problem("model", "does not give a score to every letter at every frame", form, expected, "set model.num_classes"))
+        count: Any = _lengths_after_convolutions if measurer is None else lambda _, lengths: measurer.output_lengths(lengths)  # type: ignore[union-attr]
+        if int(count(model, torch.tensor(features.shape[-1]))) != output.shape[-1]:
+            hint = "give the model a method output_lengths(lengths)"
+            raise ConfigError(Problem("model", "has another number of frames than its 1-d convolutions make", output.shape[-1], hint=hint))
+        return output.float().log_softmax(1), count(model, frames)
+
+    def _nats(self, log_probs: Tensor, lengths: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """float32[B] of nats a character, and bool[B]: whether there are frames enough, and so the loss is finite. Both on the CPU."""
+        target, target_length, lengths = batch["target"].cpu(), batch["target_length"].cpu(), lengths.cpu()
+        needed = ctc.frames_needed(target, target_length)
+        possible = needed <= lengths
+        if self._impossible == "error" and not bool(possible.all()):
+            place = int((~possible).nonzero()[0])
+            reason = f"its transcript needs {int(needed[place])} frames, and the model gives {int(lengths[place])} for so short a recording"
+            hint = f"the transcript is {batch['transcript'][place][:60]!r}; recipe.impossible=skip leaves such out"
+            raise DataError(Problem(batch["name"][place] or "dataset", reason, hint=hint))
+        # An impossible target is replaced by the empty one: no infinity, and no gradient, gets near the others.
+        nats = ctc.negative_log_likelihood(log_probs, lengths, target, torch.where(possible, target_length, 0))
+        return nats / target_length.clamp(min=1), possible
+
+    def _decoded(self, log_probs: Tensor, lengths: Tensor) -> list[str]:
+        if self._beam is not None:
+            return ctc.beam_search(log_probs, lengths, letters=self.letters, **self._beam)
+        return ["".join(self.letters[label - 1] for label in labels) for labels in ctc.greedy(log_probs, lengths)]
+
+    def _line(self, batch: Batch, place: int, hypothesis: str, edits: int, loss: float, *, drawn: bool) -> transcripts.Line:
+        length = int(batch["length"][place])
+        return transcripts.Line(
+            name=batch["name"][place],
+            reference=batch["transcript"][place],
+            hypothesis=hypothesis,
+            edits=edits,
+            loss=loss,
+            seconds=length / self._sample_rate if self._sample_rate else None,
+            spectrogram=transcripts.spectrogram(batch["waveform"][place, :length]) if drawn else None,
+        )
+
+
+@final
+class Understood(Prediction):
+    """What was understood of a recording.
+
+    Args:
+        text: The transcript.
+        waveform: float32[T], what was heard.
+        sample_rate: In Hz; None: unknown.
+    """
+
+    def __init__(self, text: str, waveform: Tensor, sample_rate: int | None) -> None:
+        self.text = text
+        self._waveform = waveform
+        self._seconds = len(waveform) / sample_rate if sample_rate else None
+
+    def values(self) -> dict[str, Any]:
+        return {"text": self.text, **({} if self._seconds is None else {"seconds": round(self._seconds, 3)})}
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """Write `NAME.txt`, and `NAME.png` with the spectrogram over the text."""
+        text, picture = folder / f"{name}.txt", folder / f"{name}.png"
+        text.write_text(self.text + "\n", encoding="utf-8")
+        transcripts.save_spectrogram(picture, transcripts.spectrogram(self._waveform), title=self.text, seconds=self._seconds)
+        return [text, picture]
+
+
+@final
+class SpeechScores(Scores):
+    """Integer counts of edits, and a float64 sum of losses in the order of the utterances: the same however the split was cut into batches.
+
+    Args:
+        rows: Utterances in the table, the first of the split.
+        drawn: Spectrograms kept: of the highest error rates.
+    """
+
+    def __init__(self, *, rows: int = 5000, drawn: int = 6) -> None:
+        self.count = 0
+        self._loss = 0.0
+        self._character_edits = self._characters = self._word_edits = self._words = 0
+        self._rows, self._drawn = rows, drawn
+        self._lines: list[transcripts.Line] = []
+        self._worst: list[tuple[float, int, transcripts.Line]] = []  # a heap, the least error on top
+
+    def add(self, measured: Measured) -> None:
+        for loss, line in zip(measured.loss.tolist(), measured.lines, strict=True):
+            said, read = line.reference.split(), line.hypothesis.split()
+            self._loss += loss
+            self._character_edits += line.edits
+            self._characters += len(line.reference)
+            self._word_edits += transcripts.edit_distance(said, read)
+            self._words += len(said)
+            self._keep(line)
+            self.count += 1
+
+    def compute(self) -> dict[str, float]:
+        """`loss` (nats a character, the mean over utterances), and `cer` and `wer`: all edits over all characters and words."""
+        if not self.count:
+            raise DataError("the split that was evaluated is empty")
+        cer, wer = self._character_edits / max(1, self._characters), self._word_edits / max(1, self._words)
+        return {"loss": self._loss / self.count, "cer": cer, "wer": wer}
+
+    def save_pictures(self, folder: Path) -> None:
+        """Write `transcripts.csv`, `transcripts.html` (the worst first) and `spectrograms.png`."""
+        scores = self.compute()
+        by_rate = sorted(self._lines, key=lambda line: -line.rate)
+        heading = f"{self.count} utterances: character error rate {scores['cer']:.2%}, word error rate {scores['wer']:.2%}"
+        transcripts.save_csv(folder / "transcripts.csv", self._lines)
+        transcripts.save_html(folder / "transcripts.html", by_rate[:300], heading=heading)
+        transcripts.save_spectrograms(folder / "spectrograms.png", [line for *_, line in sorted(self._worst, reverse=True)])
+
+    def _keep(self, line: transcripts.Line) -> None:
+        if line.spectrogram is not None:
+            push = heapq.heappush if len(self._worst) < self._drawn else heapq.heappushpop
+            push(self._worst, (line.rate, -self.count, line))
+        if len(self._lines) < self._rows:
+            self._lines.append(line)
+
+
+def _waveform(sample: Any) -> Tensor:
+    found = sample.get("waveform") if isinstance(sample, Mapping) else None
+    if not isinstance(found, Tensor) or found.dim() != 1 or "transcript" not in sample:
+        form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
+        raise DataError(Problem("dataset", "a sample is not an utterance", form, "a dict with `waveform`, a tensor [frames], and `transcript`"))
+    return found.float()
+
+
+def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:
+    """The frames that the 1-d convolutions of a model leave, taken one after the other: T // 2 + 1 for torchaudio's Wav2Letter on features."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv1d):
+            padding = layer.padding[0]
+            assert isinstance(padding, int)
+            lengths = (lengths + 2 * padding - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1
+    return lengths

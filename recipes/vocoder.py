@@ -1,0 +1,227 @@
+"""A vocoder: speech from its mel spectrogram, sample after sample, by a recurrent network (WaveRNN, Kalchbrenner et al., arXiv 1802.08435)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from samewise.datasets.audio_files import read_audio
+from samewise.datasets.transforms.vocoder_mel import VocoderMel
+from samewise.recipes.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
+from samewise.recipes.models.wavernn import speak
+from samewise.recipes.sounds import save_spectrograms, save_wav
+from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
+
+
+@dataclass(frozen=True)
+class Resynthesis:
+    """One clip and what the model made of its spectrogram.
+
+    Args:
+        name: Of the recording.
+        true: float32[S], the clip.
+        spoken: float32[S].
+        distance: In dB, between their log-mel spectrograms.
+    """
+
+    name: str
+    true: Tensor
+    spoken: Tensor
+    distance: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one evaluation batch of B clips of S samples gives, on the CPU.
+
+    Args:
+        surprise: float64[B], in nats, summed over a clip's samples.
+        samples: S.
+        labels: int64[n_classes], how often each mu-law step was to be predicted; empty for a mixture of logistics.
+        spoken: The clips that were resynthesised.
+    """
+
+    surprise: Tensor
+    samples: int
+    labels: Tensor
+    spoken: tuple[Resynthesis, ...]
+
+
+@final
+class Vocoder(Recipe):
+    """Batches are `{"waveform": float32[B, S + 1] in [-1, 1], "mel": float32[B, n_mels, N], ...}`, as `VocoderMel` makes them.
+
+    At time t the model reads sample t and the spectrogram, and predicts sample t + 1; its state begins at zero with each clip. Speaking, its output at
+    time t is what it reads at time t + 1, so what it speaks is the clip from its second sample on, as the targets are.
+
+    Args:
+        front_end: The transform that makes spectrograms; config: `${transforms.front_end}`.
+        output: "mu_law": cross-entropy over `n_classes` steps; "logistics": a mixture of n_classes / 3 logistic distributions over 65,536 levels.
+        n_classes: The model's outputs.
+        resynthesise: How many clips of the split, its first ones, each evaluation has the model speak: at 22,050 Hz, seconds of computation for a second
+            of speech at best.
+    """
+
+    def __init__(self, *, front_end: VocoderMel, output: Literal["mu_law", "logistics"] = "mu_law", n_classes: int = 256, resynthesise: int = 0) -> None:
+        if output not in ("mu_law", "logistics"):
+            raise ConfigError(Problem("recipe.output", "is no way to write samples down", output, "mu_law or logistics"))
+        if resynthesise < 0:
+            raise ConfigError(Problem("recipe.resynthesise", "is not a number of clips", resynthesise))
+        self.front_end = front_end
+        self.amplitudes: Amplitudes = MuLaw(n_classes=n_classes) if output == "mu_law" else LogisticMixture(n_classes=n_classes)
+        self.resynthesise = resynthesise
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Clips of one length to a batch.
+
+        Raises:
+            DataError: a sample has another form, or clips differ in length.
+        """
+        for sample in samples:
+            if not isinstance(sample, Mapping) or "waveform" not in sample:
+                raise DataError(Problem("dataset", "a sample is not a clip", type(sample).__name__, "a dict with `waveform` float32[T]"))
+        lengths = sorted({len(sample["waveform"]) for sample in samples})
+        if len(lengths) > 1:
+            raise DataError(Problem("dataset", "the clips of a batch differ in length", lengths, "clips of one length"))
+        return default_collate(list(samples))
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        """Minus the log-probability of the next sample in nats, summed over the B * S samples."""
+        surprise = self._surprise(model, batch)
+        return Loss(surprise.sum(), count=surprise.numel())
+
+    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+        surprise = self._surprise(model, batch).double().sum(1).cpu()
+        labels = torch.zeros(0, dtype=torch.int64)
+        if isinstance(self.amplitudes, MuLaw):
+            labels = torch.bincount(self.amplitudes.labels(batch["waveform"][:, 1:]).flatten().cpu(), minlength=self.amplitudes.n_classes)
+        return Measured(surprise, batch["waveform"].shape[1] - 1, labels, self._resynthesised(model, batch))
+
+    def scores(self, dataset: Any) -> VocoderScores:
+        return VocoderScores(sample_rate=self.front_end.sample_rate)
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """A recording, to be spoken again."""
+        waveform, _ = read_audio(file, sample_rate=self.front_end.sample_rate)
+        context, beyond = self.front_end.context, -len(waveform) % self.front_end.hop_length
+        return {"waveform": F.pad(waveform, (context, context + beyond)), "length": len(waveform), "name": file.name}
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
+        spoken = self._spoken(model, batch["mel"])
+        made = list[Prediction]()
+        for place, length in enumerate(batch["length"].tolist()):
+            true, again = batch["waveform"][place, 1 : length + 1], spoken[place, :length]
+            distance = self.log_mel_distance(true[None], again[None])[0]
+            made.append(Spoken(Resynthesis(batch["name"][place], true.cpu(), again.cpu(), float(distance)), self.front_end.sample_rate))
+        return made
+
+    def log_mel_distance(self, true: Tensor, spoken: Tensor) -> Tensor:
+        """float32[B] in dB: the difference of the two log-mel spectrograms, a root mean square over bands, averaged over frames.
+
+        Phases have no part in it, and levels below -100 dB count as that.
+
+        Args:
+            true: float32[B, S].
+            spoken: float32[B, S].
+        """
+        margin = self.front_end.n_fft // 2
+        one, other = (self.front_end.mel(F.pad(signal, (margin, margin))) for signal in (true, spoken))
+        return 100.0 * (one - other).square().mean(1).sqrt().mean(1)
+
+    def _surprise(self, model: nn.Module, batch: Batch) -> Tensor:
+        """float32[B, S] in nats."""
+        waveform = batch["waveform"]
+        read, target = self.amplitudes.written(waveform[:, :-1]), waveform[:, 1:]
+        outputs = model(read[:, None], batch["mel"][:, None])
+        wanted = [*target.shape, self.amplitudes.n_classes]
+        if not isinstance(outputs, Tensor) or list(outputs.squeeze(1).shape) != wanted:
+            form = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ConfigError(Problem("model", "does not give the outputs that the recipe reads", form, f"a tensor {wanted}", "set recipe.n_classes"))
+        # One row for each sample: over (N, C, T) the gradient of cross-entropy is not deterministic on CUDA.
+        flat = outputs.reshape(-1, self.amplitudes.n_classes)
+        return self.amplitudes.surprise(flat.to(torch.promote_types(flat.dtype, torch.float32)), target.reshape(-1)).view(target.shape)
+
+    def _spoken(self, model: nn.Module, mel: Tensor) -> Tensor:
+        return self.amplitudes.heard(speak(model, mel, self.amplitudes.drawn))
+
+    def _resynthesised(self, model: nn.Module, batch: Batch) -> tuple[Resynthesis, ...]:
+        places = [place for place, index in enumerate(batch["index"].tolist()) if index < self.resynthesise] if self.resynthesise else []
+        if not places:
+            return ()
+        true, spoken = batch["waveform"][places, 1:], self._spoken(model, batch["mel"][places])
+        distances = self.log_mel_distance(true, spoken).tolist()
+        names = [batch["name"][place] for place in places]
+        return tuple(Resynthesis(*one) for one in zip(names, true.cpu(), spoken.cpu(), distances, strict=True))
+
+
+@final
+class VocoderScores(Scores):
+    """float64 sums taken in the order of the clips, and integer counts: the same bits however the split was cut into batches."""
+
+    def __init__(self, *, sample_rate: int) -> None:
+        self.sample_rate = sample_rate
+        self._surprise = 0.0
+        self._samples = 0
+        self._labels = torch.zeros(0, dtype=torch.int64)
+        self._spoken: list[Resynthesis] = []
+
+    def add(self, measured: Measured) -> None:
+        for surprise in measured.surprise.tolist():
+            self._surprise += surprise
+        self._samples += len(measured.surprise) * measured.samples
+        self._labels = measured.labels + self._labels if len(self._labels) else measured.labels
+        self._spoken += measured.spoken
+
+    def compute(self) -> dict[str, float]:
+        """`loss` in nats a sample, `bits_per_sample`, and `log_mel_distance` in dB where clips were resynthesised.
+
+        For mu-law also `label_entropy`, the loss of a model that knows no more than how often each step occurs, and `below_entropy`, how much less the loss is.
+        """
+        if not self._samples:
+            raise DataError("the split that was evaluated is empty")
+        loss = self._surprise / self._samples
+        found = {"loss": loss, "bits_per_sample": loss / math.log(2.0)}
+        if len(self._labels):
+            found["label_entropy"] = entropy(self._labels)
+            found["below_entropy"] = found["label_entropy"] - loss
+        if self._spoken:
+            found["log_mel_distance"] = sum(one.distance for one in self._spoken) / len(self._spoken)
+        return found
+
+    def save_pictures(self, folder: Path) -> None:
+        """Write the resynthesised clips beside the true ones, as WAV files and spectrograms."""
+        rows = list[list[tuple[str, Tensor]]]()
+        for number, one in enumerate(self._spoken):
+            save_wav(folder / f"clip_{number}_true.wav", one.true, sample_rate=self.sample_rate)
+            save_wav(folder / f"clip_{number}_resynthesised.wav", one.spoken, sample_rate=self.sample_rate)
+            rows.append([(one.name, one.true), (f"resynthesised, {one.distance:.1f} dB off", one.spoken)])
+        if rows:
+            save_spectrograms(folder / "spectrograms.png", rows, sample_rate=self.sample_rate)
+
+
+@final
+class Spoken(Prediction):
+    """One recording, spoken again."""
+
+    def __init__(self, resynthesis: Resynthesis, sample_rate: int) -> None:
+        self.resynthesis = resynthesis
+        self.sample_rate = sample_rate
+
+    def values(self) -> dict[str, Any]:
+        return {"seconds": round(len(self.resynthesis.spoken) / self.sample_rate, 3), "log_mel_distance": round(self.resynthesis.distance, 3)}
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        rows = [[(name, self.resynthesis.true), (f"resynthesised, {self.resynthesis.distance:.1f} dB off", self.resynthesis.spoken)]]
+        return [
+            save_wav(folder / f"{name}_resynthesised.wav", self.resynthesis.spoken, sample_rate=self.sample_rate),
+            save_spectrograms(folder / f"{name}_spectrograms.png", rows, sample_rate=self.sample_rate),
+        ]

@@ -1,0 +1,55 @@
+"""Stop when the monitored metric no longer improves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.interfaces import Callback
+
+
+@final
+class EarlyStopping(Callback):
+    """Asks to stop after `patience` evaluations without improvement.
+
+    Args:
+        monitor: The metric's name, with its split.
+        mode: "min" or "max": which is better.
+        patience: Evaluations in a row without improvement that are borne.
+        min_delta: What counts as improvement, in the metric's unit.
+    """
+
+    def __init__(self, *, monitor: str = "valid/loss", mode: str = "min", patience: int = 10, min_delta: float = 0.0) -> None:
+        if mode not in ("min", "max"):
+            raise ConfigError(Problem("callbacks.early_stopping.mode", "unknown mode", mode, "min or max"))
+        if patience < 1:
+            raise ConfigError(Problem("callbacks.early_stopping.patience", "must be at least 1", patience))
+        self._monitor = monitor
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._patience = patience
+        self._min_delta = min_delta
+        self._best = math.inf
+        self._waited = 0
+
+    def on_evaluation(self, run: Any, metrics: Mapping[str, float]) -> None:
+        if self._monitor not in metrics:
+            raise ConfigError(Problem("callbacks.early_stopping.monitor", "no such metric was computed", self._monitor, hint=nearest(self._monitor, metrics)))
+        value = self._sign * metrics[self._monitor]
+        if value < self._best - self._min_delta:
+            self._best, self._waited = value, 0
+        else:
+            self._waited += 1
+
+    def stop_reason(self) -> str | None:
+        if self._waited < self._patience:
+            return None
+        return f"{self._monitor} has not improved on {self._sign * self._best:g} for {self._waited} evaluations"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "waited": self._waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self._best, self._waited = state["best"], state["waited"]

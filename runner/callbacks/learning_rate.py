@@ -1,0 +1,25 @@
+"""Log the learning rate of every parameter group whose rate differs."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from samewise.runner.interfaces import Callback
+
+
+@final
+class LearningRateLog(Callback):
+    """Logs `train/lr`, or `train/lr/0`, `train/lr/1`, ... where groups differ.
+
+    Args:
+        every_steps: Steps between two entries.
+    """
+
+    def __init__(self, *, every_steps: int = 1) -> None:
+        self._every = max(every_steps, 1)
+
+    def on_step(self, run: Any, outcome: Any) -> None:
+        if outcome.step % self._every:
+            return
+        rates = run.learning_rates()
+        run.log({"train/lr": rates[0]} if len(rates) == 1 else {f"train/lr/{number}": rate for number, rate in enumerate(rates)})

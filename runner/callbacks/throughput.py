@@ -1,0 +1,42 @@
+"""Log how fast training goes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, final
+
+import torch
+
+from samewise.runner.interfaces import Callback
+
+
+@final
+class Throughput(Callback):
+    """Logs `speed/samples_per_s`, `speed/step_ms` and, on CUDA, `speed/gpu_memory_mib` (the peak), means over the steps since the last entry.
+
+    Args:
+        every_steps: Steps between two entries.
+    """
+
+    def __init__(self, *, every_steps: int = 20) -> None:
+        self._every = max(every_steps, 1)
+        self._since = 0.0
+        self._steps = 0
+
+    def on_start(self, run: Any) -> None:
+        self._since, self._steps = time.perf_counter(), 0
+
+    def on_step(self, run: Any, outcome: Any) -> None:
+        self._steps += 1
+        if outcome.step % self._every:
+            return
+        now = time.perf_counter()
+        seconds, self._since = (now - self._since) / self._steps, now
+        self._steps = 0
+        logged = {"speed/samples_per_s": run.batch_size / seconds, "speed/step_ms": 1000 * seconds}
+        if run.strategy.device.type == "cuda":
+            logged["speed/gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        run.log(logged)
+
+    def on_evaluation(self, run: Any, metrics: Any) -> None:
+        self._since, self._steps = time.perf_counter(), 0  # an evaluation's time is not training's

@@ -1,0 +1,106 @@
+"""Whether a config's value can be what a parameter's annotation asks for. In doubt it can: only what is surely wrong is refused."""
+
+from __future__ import annotations
+
+import collections.abc
+import enum
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, cast
+
+_SEQUENCES = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_OBJECTS = ("torch.Tensor", "torch.nn.modules.module.Module", "torch.dtype", "torch.Generator")
+"""Classes that no scalar of a config can stand for."""
+
+
+def evaluated(annotation: Any, made: Callable[..., Any]) -> Any:
+    """The annotation as an object; `Any` where it is a string that cannot be evaluated, or nothing."""
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    function = inspect.unwrap(made.__init__ if isinstance(made, type) else made)
+    scope = getattr(function, "__globals__", None) or vars(sys.modules[made.__module__])
+    try:
+        return eval(annotation, dict(scope))  # the source's own annotation, from a package that the config may name
+    except Exception:
+        return Any
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether `value` (a scalar, list or dict of a config) may be passed where `annotation` stands."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        return annotation not in (int, float, bool, str)  # an object: only a plain scalar is surely something else
+    origin = typing.get_origin(annotation)
+    if annotation is Any or isinstance(annotation, typing.TypeVar):
+        return True
+    if origin is Union or isinstance(annotation, types.UnionType):
+        return any(fits(value, one) for one in typing.get_args(annotation))
+    if origin is Literal:
+        return value in typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return fits(value, typing.get_args(annotation)[0])
+    if annotation is None or annotation is type(None):
+        return value is None
+    if (origin or annotation) in _SEQUENCES:
+        return _fits_sequence(value, origin or annotation, typing.get_args(annotation))
+    if (origin or annotation) in _MAPPINGS:
+        return isinstance(value, Mapping)
+    if origin is collections.abc.Callable or annotation in (Callable, typing.Callable):
+        return not isinstance(value, str | int | float | list) and value is not None
+    return _fits_class(value, annotation) if isinstance(annotation, type) else True
+
+
+def expected(annotation: Any) -> str:
+    """The annotation in words; empty where there is none."""
+    if annotation is Any or isinstance(annotation, typing.TypeVar):
+        return ""
+    if annotation is None or annotation is type(None):
+        return "null"
+    if typing.get_origin(annotation) is Union or isinstance(annotation, types.UnionType):
+        return " or ".join(dict.fromkeys(filter(None, map(expected, typing.get_args(annotation)))))
+    if typing.get_origin(annotation) is Literal:
+        return "one of: " + ", ".join(map(str, typing.get_args(annotation)))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return "one of: " + ", ".join(annotation.__members__)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(annotation)
+    if words:
+        return words
+    return (
+        annotation.__qualname__
+        if isinstance(annotation, type) and not typing.get_args(annotation)
+        else str(annotation).replace("typing.", "").replace("collections.abc.", "")
+    )
+
+
+def _fits_class(value: Any, kind: type) -> bool:
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is str or issubclass(kind, Path):
+        return isinstance(value, str)
+    if issubclass(kind, enum.Enum):
+        members = kind.__members__
+        return not isinstance(value, str) or value.removeprefix(f"{kind.__name__}.") in members or value in [member.value for member in members.values()]
+    if f"{kind.__module__}.{kind.__qualname__}" in _OBJECTS or any(f"{base.__module__}.{base.__qualname__}" == _OBJECTS[1] for base in kind.__mro__):
+        return not isinstance(value, str | int | float) and value is not None
+    return True
+
+
+def _fits_sequence(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+    if isinstance(value, str):
+        return origin not in (list, tuple, set) and (not inner or inner[0] in (str, Any))
+    if not isinstance(value, list):
+        return False
+    items = cast(list[Any], value)
+    if origin is tuple and inner and inner[-1] is not Ellipsis:
+        return len(items) == len(inner) and all(fits(item, one) for item, one in zip(items, inner, strict=True))
+    return not inner or all(fits(item, inner[0]) for item in items)

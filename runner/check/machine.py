@@ -1,0 +1,38 @@
+"""Rules for what this machine can do."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from samewise.runner.errors import Problem
+
+
+def problems(cfg: DictConfig) -> list[Problem]:
+    """What every rule below finds."""
+    return [problem for rule in RULES for problem in rule(cfg)]
+
+
+def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
+    """Tried, not asked: permissions alone do not tell of read-only file systems."""
+    root = Path(cfg.run_root).expanduser()
+    standing = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=standing):
+            pass
+    except OSError as error:
+        yield Problem("run_root", f"cannot write there: {error.strerror}", str(cfg.run_root), "a writable folder", "run_root=FOLDER")
+
+
+def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
+    import torch
+
+    if str(cfg.device) == "cuda" and not torch.cuda.is_available():
+        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        yield Problem("device", f"is not there: {why}", "cuda", "auto or cpu", "`samewise doctor` says more")
+
+
+RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written, device_is_there)

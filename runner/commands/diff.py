@@ -1,0 +1,76 @@
+"""Compare two runs: config, environment, metrics, and the first step and layer where they part."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """examples:
+  samewise diff 3f2a 91bc
+  samewise diff runs/resnet18_digits/3f2a9c81d0b4 other/resnet18_digits/3f2a9c81d0b4 --json
+
+exit codes: 0 the same bits; 1 they differ; 2 the input was wrong
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("first", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("second", metavar="RUN")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner import saved
+
+    found = _compared(saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root))
+    if args.json:
+        print(json.dumps(found))
+    else:
+        _print(found)
+    return 0 if found["parts"] is None and found["steps"] else 1
+
+
+def _compared(first: Any, second: Any) -> dict[str, Any]:
+    from samewise.runner import environment, saved, trace
+    from samewise.runner.fingerprint import differences, identity
+    from samewise.runner.folder import read_json
+
+    head, one = trace.read(first.trace)
+    _, two = trace.read(second.trace)
+    both = sorted(one.keys() & two.keys())
+    parting = next(((step, *found) for step in both if (found := trace.parting(head, one[step], two[step]))), None)
+    metrics = [((read_json(folder.summary) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
+    return {
+        "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).cfg), identity(saved.config_of(second).cfg))],
+        "environment": environment.differences(read_json(first.environment) or {}, read_json(second.environment) or {}),
+        "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
+        "steps": len(both),
+        "parts": None if parting is None else {"step": parting[0], "stage": parting[1], "layer": parting[2], "reason": trace.STAGES[parting[1]]},
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    print("config:      " + ("the same" if not found["config"] else "differs"))
+    for path, one, two in found["config"]:
+        print(f"  {path}: {one!r} | {two!r}")
+    print("environment: " + ("the same" if not found["environment"] else "differs"))
+    for line in found["environment"]:
+        print(f"  {line}")
+    for name, (one, two) in found["metrics"].items():
+        print(f"  {name:<24} {_number(one)} | {_number(two)}" + ("" if one == two else "   differs"))
+    parts = found["parts"]
+    if not found["steps"]:
+        print("trace:       no step is in both")
+    elif parts is None:
+        print(f"trace:       the same bits in all {found['steps']} common steps")
+    else:
+        layer = f"; first in {parts['layer']}" if parts["layer"] else ""
+        print(f"trace:       parts at step {parts['step']}: {parts['reason']}{layer}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"

@@ -1,0 +1,64 @@
+"""Print the SHA-256 of the weights in a file or a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.errors import CheckpointError, ConfigError, Problem
+
+EXAMPLES = """examples:
+  samewise digest runs/resnet18_digits/3f2a9c81d0b4        a run's newest checkpoint
+  samewise digest 3f2a                                     the same, by the start of its fingerprint
+  samewise digest checkpoints/step-00000040/state.pt       a file of torch.save
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("what", nargs="+", metavar="FILE|RUN", help="a file written by torch.save, a checkpoint's folder, or a run")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    digests = {name: _digest(name, args.run_root) for name in args.what}
+    if args.json:
+        print(json.dumps(digests))
+    else:
+        for name, digest in digests.items():
+            print(f"{digest}  {name}")
+    return 0
+
+
+def _digest(name: str, run_root: Path) -> str:
+    from samewise.runner import checkpoint, saved
+    from samewise.runner.digest import weights_sha256
+
+    path = Path(name)
+    if path.is_file():
+        return weights_sha256(_state_in(path))
+    if (path / "manifest.json").is_file():
+        return weights_sha256(checkpoint.load(path)["model"])
+    kept, state, problems = checkpoint.newest_sound(saved.find(name, run_root=run_root).checkpoints)
+    if kept is None:
+        raise CheckpointError(*problems) if problems else CheckpointError(Problem(name, "the run has no checkpoint yet"))
+    return weights_sha256(state["model"])
+
+
+def _state_in(path: Path) -> dict[str, Any]:
+    """The state_dict in a file: itself, or under `model` or `state_dict`."""
+    import torch
+
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(Problem(str(path), f"is not a file of tensors: {str(error).splitlines()[0]}", expected="a file written by torch.save")) from error
+    for name in ("model", "state_dict"):
+        if isinstance(value, dict) and isinstance(value.get(name), dict):
+            value = value[name]
+    if not isinstance(value, dict) or not all(isinstance(item, torch.Tensor) for item in value.values()):
+        raise ConfigError(Problem(str(path), "holds no state_dict", expected="names with tensors"))
+    return value

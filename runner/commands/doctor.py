@@ -1,0 +1,145 @@
+"""Is this machine fit to train, and why not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+EXAMPLES = """examples:
+  samewise doctor
+  samewise doctor --run-root /data/runs --json
+
+exit codes: 0 fit (perhaps with remarks); 1 something must be mended first
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: `ok`, `remark` or `bad`, what was found, and what to do."""
+
+    what: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs would be written (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+
+
+def run(args: argparse.Namespace) -> int:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    findings = [finding for look in _looks(args.run_root) for finding in look()]
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            print(f"{finding.state:<7} {finding.what:<20} {finding.found}" + (f"\n{'':28} {finding.advice}" if finding.advice else ""))
+    return 1 if any(finding.state == "bad" for finding in findings) else 0
+
+
+def _looks(run_root: Path) -> list[Callable[[], Iterator[Finding]]]:
+    return [_python, _packages, _device, _threads, _same_bits, _shared_memory, lambda: _disk(run_root), _git]
+
+
+def _python() -> Iterator[Finding]:
+    good = sys.version_info >= (3, 11)
+    yield Finding("python", "ok" if good else "bad", sys.version.split()[0], "" if good else "install Python 3.11 or later")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in ("torch", "torchvision", "torchaudio", "hydra-core", "omegaconf", "mlflow"):
+        try:
+            yield Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding(name, "bad", "not installed", f"pip install {name}")
+    try:
+        import torch
+
+        importlib.import_module("torchvision")  # loads its operators
+        torch.ops.torchvision.nms  # noqa: B018 (raises where the two were built for different releases)
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:
+        yield Finding("torchvision's operators", "bad", str(error).splitlines()[0], "install the torchvision release made for this torch")
+
+
+def _device() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("cpu", "ok", f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}")
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            facts = torch.cuda.get_device_properties(number)
+            yield Finding(f"cuda:{number}", "ok", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
+    elif Path("/dev/nvidiactl").exists():
+        yield Finding("cuda", "bad", "there is an NVIDIA device, but torch cannot use it", f"torch was built for CUDA {torch.version.cuda}: update the driver")
+    else:
+        yield Finding("cuda", "remark", "none: training runs on the CPU")
+
+
+def _threads() -> Iterator[Finding]:
+    dynamic = os.environ.get("OMP_DYNAMIC", "").lower() == "true"
+    yield Finding("OMP_DYNAMIC", "bad" if dynamic else "ok", os.environ.get("OMP_DYNAMIC", "not set"), "unset it: torch hangs" if dynamic else "")
+
+
+def _same_bits() -> Iterator[Finding]:
+    """Two trainings of a small network, five steps each, from the same seed."""
+    import torch
+
+    from samewise.runner.digest import weights_sha256
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.use_deterministic_algorithms(True)
+
+    def trained() -> str:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(16, 3, 8, 8).to(device)).square().mean().backward()
+            optimizer.step()
+        return weights_sha256(model.state_dict())
+
+    first, second = trained(), trained()
+    same = first == second
+    if same:
+        yield Finding("same bits twice", "ok", f"{first[:16]}... on {device}")
+    else:
+        yield Finding("same bits twice", "bad", f"two trainings on {device} differ", "this machine computes unreliably")
+
+
+def _shared_memory() -> Iterator[Finding]:
+    folder = Path("/dev/shm")
+    if folder.exists():
+        free = shutil.disk_usage(folder).free
+        small = free < 512 * 2**20
+        advice = "loader workers hand batches over through it: start the container with --shm-size=2g" if small else ""
+        yield Finding("/dev/shm", "remark" if small else "ok", f"{free / 2**20:.0f} MiB free", advice)
+
+
+def _disk(run_root: Path) -> Iterator[Finding]:
+    folder = run_root.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    writable = os.access(folder, os.W_OK)
+    if writable:
+        yield Finding("run_root", "ok", f"{run_root}, writable")
+    else:
+        yield Finding("run_root", "bad", f"{run_root}, not writable", "set run_root=FOLDER")
+    free = shutil.disk_usage(folder).free
+    yield Finding("disk", "ok" if free > 5 * 2**30 else "remark", f"{free / 2**30:.1f} GiB free", "" if free > 5 * 2**30 else "checkpoints need room")
+
+
+def _git() -> Iterator[Finding]:
+    found = shutil.which("git")
+    yield Finding("git", "ok" if found else "remark", found or "not found", "" if found else "runs will not record the commit they ran at")

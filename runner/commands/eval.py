@@ -1,0 +1,67 @@
+"""Evaluate a run's best or last checkpoint on one of its splits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """examples:
+  samewise eval 3f2a                                   the best checkpoint on the validation split
+  samewise eval 3f2a --split test --checkpoint last
+  samewise eval 3f2a --checkpoint 400 dataset.root=/data/other --json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values of the run's config to change")
+    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which one (default: best)")
+    parser.add_argument("--split", default="valid", choices=("train", "valid", "test"), help="which split (default: valid)")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where pictures go (default: RUN/eval/SPLIT-STEP)")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner import saved
+    from samewise.runner.determinism import prepare
+
+    folder = saved.find(args.run, run_root=args.run_root)
+    composed = saved.config_of(folder, args.overrides)
+    prepare(composed.cfg.reproducibility)
+    step, metrics, pictures = _evaluated(args, folder, composed)
+    if args.json:
+        print(json.dumps({"run": str(folder.path), "step": step, "split": args.split, "metrics": metrics, "pictures": str(pictures)}))
+        return 0
+    print(f"{folder.path}, step {step}, {args.split} split")
+    for name, value in metrics.items():
+        print(f"  {name:<24} {value:.6f}")
+    if any(pictures.iterdir()):
+        print(f"  pictures in {pictures}")
+    return 0
+
+
+def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path]:
+    from samewise.runner import checkpoint, project
+    from samewise.runner.build import build
+    from samewise.runner.errors import ConfigError, Problem
+    from samewise.runner.evaluation import evaluated_models, measured
+
+    kept = checkpoint.named(folder.checkpoints, args.checkpoint)
+    state = checkpoint.load(kept.path)
+    run = build(composed, project.find(), folder, alone=True)
+    if args.split not in run.splits:
+        raise ConfigError(Problem(f"dataset.{args.split}", "this data set has no such split", hint="one of: " + ", ".join(run.splits)))
+    run.load_state(state)
+    pictures = args.pictures or folder.path / "eval" / f"{args.split}-{kept.step:08d}"
+    pictures.mkdir(parents=True, exist_ok=True)
+    metrics: dict[str, float] = {}
+    for prefix, model in evaluated_models(run).items():
+        scores = measured(run, args.split, model)
+        metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
+        if not prefix:
+            scores.save_pictures(pictures)
+    return kept.step, metrics, pictures

@@ -1,0 +1,46 @@
+"""List the groups, a group's choices, and the experiments, with a line on each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+
+from samewise.runner.commands import add_project, project_from
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("group", nargs="?", help="a group, as `optimizer` or `experiment`; none: all groups")
+    add_project(parser)
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.epilog = """\
+examples:
+  samewise list
+  samewise list experiment
+  samewise list optimizer --json"""
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.compose import choices_of, group_summaries
+
+    project = project_from(args)
+    groups = group_summaries(project)
+    if args.group is None:
+        rows = groups
+    elif args.group in groups:
+        rows = choices_of(args.group, project=project)
+    else:
+        raise ConfigError(Problem("", "there is no such group", args.group, "a group that `samewise list` shows", nearest(args.group, groups)))
+    print(json.dumps(rows, indent=2) if args.json else _table(rows))
+    return 0
+
+
+def _table(rows: dict[str, str]) -> str:
+    """Two columns; the second cut to the terminal's width, or whole where there is none."""
+    width = max((len(name) for name in rows), default=0)
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else None
+    return "\n".join(
+        f"{name:<{width}}  {text if room is None or len(text) <= room else text[: max(room - 3, 10)] + '...'}".rstrip() for name, text in rows.items()
+    )

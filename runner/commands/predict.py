@@ -1,0 +1,94 @@
+"""Apply a run's model to images or audio files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samewise.runner.predictor import Predictor
+
+EXAMPLES = """examples:
+  samewise predict 3f2a digit.png                       the classes that an image may show
+  samewise predict 3f2a meeting.wav --output separated  a file for each speaker
+  samewise predict 3f2a *.wav --checkpoint last device=cpu --json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="images or audio files; also KEY=VALUE: values of the run's config to change")
+    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which one (default: best)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where pictures and sounds go (default: RUN/predictions)")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each file")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner import project, saved
+    from samewise.runner.determinism import prepare
+    from samewise.runner.errors import ConfigError, Problem, SamewiseError
+
+    files, overrides = _apart(args.files)
+    if not files:
+        raise ConfigError(Problem("FILE", "no file to predict from is given", expected="images or audio files"))
+    folder = saved.find(args.run, run_root=args.run_root)
+    composed = saved.config_of(folder, overrides)
+    prepare(composed.cfg.reproducibility)
+
+    from samewise.runner import checkpoint  # imports torch, which must come after the variables
+    from samewise.runner.build import build_predictor
+
+    predictor = build_predictor(composed, project.find(), checkpoint.load(checkpoint.named(folder.checkpoints, args.checkpoint).path))
+    output = args.output or folder.path / "predictions"
+    output.mkdir(parents=True, exist_ok=True)
+    problems: list[Problem] = []
+    for file, name in zip(files, _names(files), strict=True):
+        try:
+            _tell(predictor, file, output, name, as_json=args.json)
+        except SamewiseError as error:  # the others may be sound
+            problems += error.problems
+    if problems:
+        raise ConfigError(*problems)
+    return 0
+
+
+def _tell(predictor: Predictor, file: Path, output: Path, name: str, *, as_json: bool) -> None:
+    prediction = predictor.predict(file)
+    values, made = prediction.values(), [str(path) for path in prediction.save(output, name)]
+    if as_json:
+        print(json.dumps({"file": str(file), **values, "files": made}), flush=True)
+        return
+    print(file)
+    for key, value in values.items():
+        print(f"  {key:<20} {_shown(value)}")
+    for path in made:
+        print(f"  {path}")
+
+
+def _apart(given: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Files, and overrides: what looks like one and is no file."""
+    files, overrides = list[Path](), list[str]()
+    for one in given:
+        if re.match(r"[A-Za-z_][\w.]*=", one) and not Path(one).exists():
+            overrides.append(one)
+        else:
+            files.append(Path(one))
+    return files, overrides
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """What the results of each file begin with: its name without the ending, numbered where another has the same."""
+    names = [file.stem for file in files]
+    return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names, start=1)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(part)}" for key, part in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

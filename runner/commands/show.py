@@ -1,0 +1,52 @@
+"""Show the resolved config, and where each value comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from samewise.runner.commands import add_overrides, composed_from
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.add_argument("--origin", action="store_true", help="say beside each value which file or override it comes from")
+    parser.add_argument("--json", action="store_true", help="print name, fingerprint, folder, choices, config (and origins) as JSON")
+    parser.epilog = """\
+examples:
+  samewise show experiment=resnet18_digits
+  samewise show experiment=resnet18_digits optimizer.lr=0.05 --origin
+  samewise show experiment=resnet18_digits --json"""
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.compose import origins
+    from samewise.runner.fingerprint import flat, plain
+
+    composed = composed_from(args)
+    config = plain(composed.cfg)
+    where = origins(args.overrides, project=composed.project) if args.origin else {}
+    if args.json:
+        head = {"name": composed.name, "fingerprint": composed.fingerprint, "folder": str(composed.folder.path), "choices": composed.choices, "config": config}
+        print(json.dumps(head | ({"origins": where} if where else {}), indent=2))
+        return 0
+    print(f"# name:        {composed.name}")
+    print(f"# fingerprint: {composed.fingerprint}")
+    print(f"# folder:      {composed.folder.path}")
+    if args.origin:
+        lines = [(f"{path}: {_short(value)}", where.get(path, "")) for path, value in flat(config)]
+        width = min(60, max(len(text) for text, _ in lines))
+        print("\n".join(f"{text:<{width}}  # {origin}" for text, origin in lines))
+    else:
+        print(_yaml(config), end="")
+    return 0
+
+
+def _short(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _yaml(config: object) -> str:
+    import yaml
+
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,142 @@
+"""Send to MLflow what could not be sent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.errors import ConfigError, Problem, SamewiseError
+
+if TYPE_CHECKING:
+    from samewise.runner.folder import RunFolder
+
+EXAMPLES = """examples:
+  samewise sync                                    every run below runs/
+  samewise sync 3f2a                               one run, by the start of its fingerprint
+  samewise sync --run-root /mnt/cluster/runs       runs that lie elsewhere
+  samewise sync --uri http://tracking:5000         into another store, from the beginning
+
+What MLflow has already is not sent again. A run that is still training is left to its own sender.
+Exit codes: 0 everything is in MLflow, 1 something could not be sent, 2 no such run or no such store."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one run. `state` is sent, in_progress, disabled or failed."""
+
+    run: str
+    state: str
+    metrics: int = 0
+    files: int = 0
+    mlflow_run_id: str | None = None
+    error: str | None = None
+
+    def __str__(self) -> str:
+        if self.state == "sent":
+            return f"{self.run}: sent {self.metrics} metrics and {self.files} files to the MLflow run {self.mlflow_run_id}"
+        if self.state == "in_progress":
+            return f"{self.run}: in progress; its own sender sends it"
+        if self.state == "disabled":
+            return f"{self.run}: tracking.enabled is false"
+        return f"{self.run}: could not be sent: {self.error}"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id; none: every run")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("--uri", help="another store than the run's own")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a run")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send what is missing of each run, one after the other, and say what became of it."""
+    from samewise.runner import saved
+    from samewise.runner.tracking.sender import prepare_environment
+
+    folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(saved.below(args.run_root))
+    if not folders:
+        raise ConfigError(Problem("--run-root", "there are no runs", str(args.run_root), "a folder with runs", "samewise train experiment=resnet18_digits"))
+    prepare_environment()
+    failed = False
+    for folder in folders:
+        outcome = _send(folder, args.uri, asked=bool(args.runs))
+        failed |= outcome.state == "failed"
+        print(json.dumps(asdict(outcome)) if args.json else outcome)
+    return int(failed)
+
+
+def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> Outcome:
+    from samewise.runner.tracking import progress
+
+    name = f"{folder.path.parent.name}/{folder.path.name}"
+    try:
+        settings = _settings(folder, uri)
+        if not settings["enabled"] and not (asked and uri):
+            return Outcome(name, "disabled")
+        with progress.sending_lock(folder, wait=False) as mine:
+            return _synchronise(folder, settings, name) if mine else Outcome(name, "in_progress")
+    except SamewiseError:
+        raise
+    except Exception as error:  # whatever the store or the network did; the next `sync` goes on from there
+        return Outcome(name, "failed", error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+
+
+def _synchronise(folder: RunFolder, settings: Mapping[str, Any], name: str) -> Outcome:
+    from samewise.runner.tracking.sending import RunGone, Sending
+    from samewise.runner.tracking.store import open_client
+
+    sending = Sending(folder, settings, open_client(settings["uri"]))
+    try:
+        sent = sending.synchronise(alive=_is_training(folder))
+    except RunGone as gone:
+        print(f"{name}: {gone}")
+        sent = sending.synchronise(alive=_is_training(folder))
+    return Outcome(name, "sent", sent.metrics, sent.files, sending.progress.run_id)
+
+
+def _settings(folder: RunFolder, uri: str | None) -> dict[str, Any]:
+    """The run's `tracking`, with an absolute URI: an SQLite file is where the trainer had it, whatever the current folder is."""
+    from omegaconf import OmegaConf
+
+    from samewise.runner import compose
+    from samewise.runner.tracking import progress
+    from samewise.runner.tracking.address import checked, sqlite_file
+
+    settings: Any = OmegaConf.to_container(compose.load(folder.config).cfg.tracking, resolve=True)
+    known = progress.load(folder)
+    settings["uri"] = checked(uri or _as_before(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
+    file = sqlite_file(settings["uri"])
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(
+            Problem(str(folder.path), "its store's folder is gone", str(file), hint=f"name the store: --uri sqlite:///{_run_root(folder)}/mlflow.db")
+        )
+    return settings
+
+
+def _as_before(uri: str, stores: list[str]) -> str:
+    """The store that the trainer meant by a relative SQLite path; the URI itself where that is not known."""
+    from samewise.runner.tracking.address import sqlite_file
+
+    file = sqlite_file(uri)
+    if file is None or file.is_absolute():
+        return uri
+    return next((store for store in stores if (known := sqlite_file(store)) is not None and known.match(str(file))), uri)
+
+
+def _run_root(folder: RunFolder) -> Path:
+    """The run root that the folder lies in."""
+    return folder.path.parent.parent
+
+
+def _is_training(folder: RunFolder) -> bool:
+    try:
+        with folder.locked():
+            return False
+    except ConfigError:
+        return True

@@ -1,0 +1,140 @@
+"""Open the MLflow UI over this project's store, on this machine only."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import webbrowser
+from pathlib import Path
+
+from samewise.runner.errors import ConfigError, Problem, SamewiseError
+
+EXAMPLES = """examples:
+  samewise ui                                    the store in runs/mlflow.db
+  samewise ui --port 5001 --open                 at a port of your choice, and in the browser
+  samewise ui --run-root /mnt/cluster/runs
+  samewise ui --uri postgresql+psycopg2://me@db/mlflow
+
+Over SSH: ssh -L 5000:127.0.0.1:5000 MACHINE, then open the address here. Ctrl-C ends it."""
+
+_HOST = "127.0.0.1"
+_USUAL_PORT = 5000
+_START_S = 90.0
+_MAKE_ONE = "samewise train experiment=resnet18_digits"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("--port", type=int, help=f"default: {_USUAL_PORT}, or a free one where that is taken")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--run-root", type=Path, default=Path("runs"), help="the folder whose mlflow.db is shown (default: runs)")
+    where.add_argument("--uri", help="another store: sqlite:///FILE, or a database")
+    parser.add_argument("--open", action="store_true", help="open the browser")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from samewise.runner.tracking.address import checked
+
+    uri = checked(args.uri or f"sqlite:///{args.run_root / 'mlflow.db'}", path="--uri" if args.uri else "--run-root")
+    if uri.startswith(("http://", "https://")):
+        print(f"MLflow UI: {uri}")
+        if args.open:
+            webbrowser.open(uri)
+        return 0
+    _require_store(uri)
+    port = _port(args.port)
+    server = subprocess.Popen(_command(uri, port), env=_environment(), start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        address = f"http://{_HOST}:{port}"
+        _wait_for(server, address)
+        print(f"MLflow UI: {address}   (Ctrl-C ends it)", flush=True)
+        if args.open:
+            webbrowser.open(address)
+        _until_asked(server)
+    except KeyboardInterrupt:
+        print()
+    finally:
+        _stop(server)
+    return 0
+
+
+def _require_store(uri: str) -> None:
+    from samewise.runner.tracking.address import sqlite_file
+
+    file = sqlite_file(uri)
+    if file is not None and not (file.is_file() and file.stat().st_size):
+        raise ConfigError(Problem("--run-root", "there is no MLflow store here yet", str(file), "a store that a training run made", _MAKE_ONE))
+
+
+def _port(asked: int | None) -> int:
+    if asked is not None and not 0 < asked < 65536:
+        raise ConfigError(Problem("--port", "is no port number", asked, "1 to 65535"))
+    for port in (asked,) if asked is not None else (_USUAL_PORT, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise ConfigError(Problem("--port", "the port is taken", asked, "a free one", "leave out --port, and a free one is taken"))
+
+
+def _command(uri: str, port: int) -> list[str]:
+    from samewise.runner.tracking.address import sqlite_file
+
+    file = sqlite_file(uri)
+    artifacts = ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
+    return [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, *artifacts, "--host", _HOST, "--port", str(port), "--workers", "1"]
+
+
+def _environment() -> dict[str, str]:
+    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR", "UVICORN_LOG_LEVEL": "error"}
+    return {**os.environ, **quiet}
+
+
+def _wait_for(server: subprocess.Popen[bytes], address: str) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise SamewiseError(Problem("samewise ui", "the MLflow server did not start; it says why above", hint="try another --port, or `mlflow server` by hand"))
+
+
+def _until_asked(server: subprocess.Popen[bytes]) -> None:
+    """Wait for Ctrl-C, SIGTERM, or the server's own end."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        server.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server and its worker."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            server.wait(5.0)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,92 @@
+"""Train a run again beside the first, and say whether the bits are the same or where they part."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """examples:
+  samewise verify runs/resnet18_digits/3f2a9c81d0b4        train it all again and compare every step
+  samewise verify 3f2a --steps 50                          the first 50 steps
+  samewise verify 3f2a loader.num_workers=3                with three workers: the same bits
+  samewise verify 3f2a seed=1                              another seed: parts at step 1
+
+exit codes: 0 the same bits; 1 they part, or the environments cannot be compared; 2 the input was wrong
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values of the run's config to change")
+    parser.add_argument("--steps", type=int, help="compare so many steps (default: all)")
+    parser.add_argument("--anyway", action="store_true", help="train and compare even where the environment would give other bits")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner import saved
+    from samewise.runner.determinism import prepare
+
+    folder = saved.find(args.run, run_root=args.run_root)
+    quiet = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_epochs=null", "checkpoint.every_steps=null")
+    composed = saved.config_of(folder, [*args.overrides, *quiet])
+    prepare(composed.cfg.reproducibility)
+    verdict = _verdict(args, folder, composed)
+    if args.json:
+        print(json.dumps(verdict))
+    else:
+        for line in verdict["said"]:
+            print(line)
+    return 0 if verdict["same"] else 1
+
+
+def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, Any]:
+    from samewise.runner import environment, project, saved
+    from samewise.runner.build import build
+    from samewise.runner.errors import ConfigError, Problem
+    from samewise.runner.fingerprint import differences, identity
+    from samewise.runner.folder import RunFolder, read_json
+    from samewise.runner.loop import fit
+    from samewise.runner.verify import Comparison, Parted, checkpoint_partings
+
+    comparison = Comparison(folder, steps=args.steps)
+    if not comparison.last:
+        raise ConfigError(Problem(str(folder.trace), "there is no trace to compare with", hint="train with trace.every_steps=1"))
+    partings = checkpoint_partings(folder)
+    said = [str(parting) for parting in partings]
+    unlike = (
+        []
+        if not args.overrides
+        else [f"{path}: {one!r} there, {two!r} here" for path, one, two in differences(identity(saved.config_of(folder).cfg), identity(composed.cfg))]
+    )
+    with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
+        again = build(composed, project.find(), RunFolder(Path(temporary)))
+        foreign = environment.differences(read_json(folder.environment) or {}, again.environment)
+        if foreign and not args.anyway:
+            said += ["not comparable: the environment decides bits, and " + "; ".join(foreign), "`--anyway` compares all the same"]
+            return {"same": False, "comparable": False, "run": str(folder.path), "compared": 0, "parts": None, "said": said}
+        again.callbacks = {**{name: one for name, one in again.callbacks.items() if name != "throughput"}, "verify": comparison}
+        try:
+            fit(again)
+        except Parted as parted:
+            partings.append(parted.parting)
+            said.append(f"parts at {parted.parting}")
+        else:
+            digest = (read_json(folder.summary) or {}).get("weights_sha256")
+            said.append(f"the same bits: {comparison.compared} of {comparison.last} steps compared" + _weights(digest, again, comparison))
+    said += [f"the config differs: {line}" for line in unlike]
+    first = min(partings, key=lambda parting: parting.step, default=None)
+    parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
+    return {"same": not partings, "comparable": True, "run": str(folder.path), "compared": comparison.compared, "parts": parts, "said": said}
+
+
+def _weights(digest: str | None, again: Any, comparison: Any) -> str:
+    """The final weights too, where both runs have reached them."""
+    if digest is None or again.step != again.total_steps:
+        return ""
+    return f", weights {digest[:16]}... in both" if again.weights_sha256() == digest else ", but the final weights differ from the summary's"

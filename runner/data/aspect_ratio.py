@@ -1,0 +1,66 @@
+"""Images of like shape together, so that a micro-batch that is padded to its largest image carries little padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samewise.runner.data.order import Order, Shuffled
+from samewise.runner.errors import ConfigError, Problem
+
+
+class GroupedByAspectRatio(Order):
+    """A permutation keyed by (seed, epoch) in which every micro-batch holds images of one group of aspect ratios, as far as possible.
+
+    As torchvision's references/detection (`GroupedBatchSampler`, `--aspect-ratio-group-factor`): the groups are bounded by 2 `factor` + 1 ratios from 1/2 to 2,
+    evenly spaced in the logarithm; a micro-batch comes when its group has enough images. What is left at the end of an epoch, fewer than a
+    micro-batch of each group, is mixed in the order of the groups; there the reference repeats images and leaves others out.
+
+    Args:
+        dataset: With `aspect_ratios()`, float64[N]: width / height of each image.
+        seed: The experiment's.
+        factor: Into how many groups each octave is divided.
+        batch_size: Samples of a step; a micro-batch has batch_size / (replicas * accumulate).
+        replicas: The experiment's.
+        accumulate: The experiment's.
+    """
+
+    def __init__(self, dataset: Sized, *, seed: int, factor: int = 3, batch_size: int, replicas: int = 1, accumulate: int = 1) -> None:
+        if factor < 0:
+            raise ConfigError(Problem("loader.order.factor", "must not be negative", factor))
+        described: Any = dataset
+        if not hasattr(described, "aspect_ratios"):
+            hint = "give it a method aspect_ratios(), or set loader.order=null"
+            raise ConfigError(Problem("loader.order", f"{type(dataset).__name__} does not tell its images' aspect ratios", hint=hint))
+        self._shuffled = Shuffled(dataset, seed=seed)
+        self._size = max(1, batch_size // (replicas * accumulate))
+        self._groups = groups_of(described.aspect_ratios(), factor)
+
+    def __len__(self) -> int:
+        return len(self._shuffled)
+
+    def indices(self, epoch: int) -> Tensor:
+        shuffled = self._shuffled.indices(epoch)
+        group = self._groups[shuffled]
+        # Each image's rank within its group says which of the group's micro-batches it is in; that one comes when its last image has come.
+        order = group.argsort(stable=True)
+        counts = group.bincount()
+        first = counts.cumsum(0) - counts
+        rank = torch.empty_like(group)
+        rank[order] = torch.arange(len(group)) - first[group[order]]
+        whole = rank < counts[group] // self._size * self._size
+        position = torch.arange(len(group))
+        last = position.new_zeros(len(group))
+        place = first[group] + rank // self._size * self._size + self._size - 1  # in `order`, of the last image of the same micro-batch
+        last[whole] = order[place[whole]]
+        last[~whole] = len(group) + group[~whole]
+        return shuffled[last.argsort(stable=True)]
+
+
+def groups_of(ratios: Tensor, factor: int) -> Tensor:
+    """int64[N]: the group of each of float64[N] aspect ratios; with `factor` 0, lying or standing."""
+    bounds = torch.linspace(-1.0, 1.0, 2 * factor + 1, dtype=torch.float64).exp2() if factor else torch.ones(1, dtype=torch.float64)
+    return torch.bucketize(ratios.double(), bounds, right=True)

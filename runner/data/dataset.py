@@ -1,0 +1,59 @@
+"""What the runner adds to a user's map-style data set: sample transforms, and a fingerprint of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from samewise.runner import streams
+from samewise.runner.digest import combined, value_digest
+
+
+class WithTransform(Dataset[Any]):
+    """A data set whose samples pass through transforms, in the process that makes them: their `image` (or first element), or the whole if it holds boxes."""
+
+    def __init__(self, dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        self._dataset = dataset
+        self._transforms = tuple(transforms)
+
+    @staticmethod
+    def of(dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> Any:
+        """The data set itself where there is nothing to add, so that its own fast paths stay."""
+        return WithTransform(dataset, transforms) if transforms else dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self._dataset[index]
+        if isinstance(sample, Mapping):
+            if "image" not in sample or _must_move_together(sample):
+                return self._transformed(sample)
+            return {**sample, "image": self._transformed(sample["image"])}
+        return (self._transformed(sample[0]), *sample[1:])
+
+    def _transformed(self, value: Any) -> Any:
+        for transform in self._transforms:
+            value = transform(value)
+        return value
+
+
+def _must_move_together(sample: Mapping[Any, Any]) -> bool:
+    """Whether there is something beside the image that moves with it: a torchvision tv_tensor of boxes, masks or points. Imports no torchvision."""
+    kinds = (type(value) for value in sample.values())
+    return any(kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ not in ("Image", "Video") for kind in kinds)
+
+
+def fingerprint(dataset: Any) -> str:
+    """The data set's own `fingerprint()`; else a digest of its length and of nine samples spread over it."""
+    if hasattr(dataset, "fingerprint"):
+        return str(dataset.fingerprint())
+    length = len(dataset)
+    with streams.preserved():
+        numbers = [length]
+        for part in range(9):
+            streams.enter(0, "fingerprint", part)
+            numbers.append(value_digest(dataset[part * (length - 1) // 8]))
+    return f"{combined(numbers):016x}"

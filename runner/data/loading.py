@@ -1,0 +1,178 @@
+"""Keyed loading: each sample's CPU-side randomness depends on (seed, epoch, position, index) and on nothing else.
+
+So neither the number of workers, nor prefetching, nor the process that makes a sample can change it.
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from samewise.runner import streams
+from samewise.runner.data.order import Order
+from samewise.runner.data.plan import Plan
+from samewise.runner.errors import DataError, Problem, SamewiseError
+from samewise.runner.interfaces import Batch
+
+Collate = Callable[[Sequence[Any]], Batch]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a worker is asked for: the samples at these positions of an epoch's order."""
+
+    epoch: int
+    start: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass's worth of a step. `number` counts over all replicas."""
+
+    number: int
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error on its way from a worker to the main process, which raises it without the worker's traceback."""
+
+    problems: tuple[Problem | str, ...]
+
+
+class KeyedDataset(Dataset[Any]):
+    """Answers a `Key` with a collated batch. A data set with a `batch(indices)` method (in memory, nothing random) is asked once."""
+
+    def __init__(self, dataset: Any, collate: Collate, *, seed: int, stream: str, name: str = "dataset") -> None:
+        self._name = name
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+        self._stream = stream
+        self._whole = getattr(dataset, "batch", None)
+
+    def __getitem__(self, key: Key) -> Batch | Failure:
+        try:
+            if self._whole is not None:
+                return self._whole(key.indices)
+            return self._collate([self._sample(key.epoch, key.start + offset, index) for offset, index in enumerate(key.indices)])
+        except SamewiseError as error:
+            return Failure(error.problems)
+        except Exception as error:  # a worker's traceback cannot follow it: say where it was raised
+            return Failure((self._problem(error),))
+
+    def _problem(self, error: Exception) -> Problem:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{where.filename}:{where.lineno}, in {where.name}"
+        return Problem(self._name, f"{type(self._dataset).__name__} fails: {type(error).__name__}: {error}", hint=f"raised at {place}: {where.line}")
+
+    def _sample(self, epoch: int, position: int, index: int) -> Any:
+        streams.enter(self._seed, self._stream, epoch, position, index)
+        return self._dataset[index]
+
+
+class _Keys:
+    """The sampler of a DataLoader: keys instead of indices. One pass, whoever iterates."""
+
+    def __init__(self, keys: Callable[[], Iterator[Key]]) -> None:
+        self._keys = keys
+
+    def __iter__(self) -> Iterator[Key]:
+        return self._keys()
+
+
+class Loader:
+    """Batches in the order of their keys: made here, or by the workers of a DataLoader, which changes nothing but the speed.
+
+    Args:
+        keyed: The data.
+        keys: Makes an iterator over the keys wanted.
+        num_workers: Processes that make batches; 0: this one.
+        prefetch_factor: Batches each worker makes ahead.
+        pin_memory: Page-locked memory, for CUDA; workers' batches only.
+        persistent: Keep the workers from one iteration to the next.
+    """
+
+    def __init__(
+        self,
+        keyed: KeyedDataset,
+        keys: Callable[[], Iterator[Key]],
+        *,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        pin_memory: bool = False,
+        persistent: bool = False,
+    ) -> None:
+        self._keyed = keyed
+        self._keys = keys
+        self._workers: DataLoader[Any] | None = None
+        if num_workers:
+            # How many workers are too many is the user's to say; torch's warning comes once a loader.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            self._workers = DataLoader(
+                keyed,
+                sampler=_Keys(keys),  # pyright: ignore[reportArgumentType] (any iterable will do)
+                batch_size=None,
+                collate_fn=_unchanged,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent,
+                pin_memory=pin_memory,
+                worker_init_fn=_start_worker,
+                generator=torch.Generator(),  # its own: otherwise each iteration draws from the global one
+            )
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = map(self._here, self._keys()) if self._workers is None else iter(self._workers)
+        for batch in batches:
+            if isinstance(batch, Failure):
+                raise DataError(*batch.problems)
+            yield batch
+
+    def _here(self, key: Key) -> Batch | Failure:
+        """Make a batch in this process, as a worker would: workers run with one thread, and the number of threads changes bits."""
+        threads = torch.get_num_threads()
+        if threads == 1:
+            return self._keyed[key]
+        torch.set_num_threads(1)
+        try:
+            return self._keyed[key]
+        finally:
+            torch.set_num_threads(threads)
+
+
+def training_keys(order: Order, plan: Plan, *, first_step: int, steps: int, micro_batches: Sequence[int]) -> Iterator[Key]:
+    """The keys of all micro-batches numbered in `micro_batches` that have samples, step by step, from `first_step` on (counted from 0)."""
+    at, indices = -1, torch.empty(0)
+    for step in range(first_step, steps):
+        for number in micro_batches:
+            epoch, start, stop = plan.bounds(step, number)
+            if start == stop:
+                continue
+            if epoch != at:
+                at, indices = epoch, order.indices(epoch)
+            yield Key(epoch, start, tuple(indices[start:stop].tolist()))
+
+
+def evaluation_keys(length: int, batch_size: int) -> Iterator[Key]:
+    """The keys of one pass over a split, in its own order."""
+    for start in range(0, length, batch_size):
+        yield Key(0, start, tuple(range(start, min(start + batch_size, length))))
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    """Ctrl-C and SIGUSR1 reach all processes of a run and are for the main one: it finishes its step, saves, and ends the workers (by SIGTERM)."""
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)

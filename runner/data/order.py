@@ -1,0 +1,102 @@
+"""In which order an epoch's samples come: a function of (seed, epoch), so that resuming is a seek and not a replay."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sized
+
+import torch
+from torch import Tensor
+
+from samewise.runner import streams
+from samewise.runner.errors import ConfigError, Problem
+
+
+class Order(abc.ABC):
+    """Gives the indices of each epoch. Every epoch has the same number of them."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many indices an epoch has."""
+
+    @abc.abstractmethod
+    def indices(self, epoch: int) -> Tensor:
+        """int64[len(self)]: the data set's indices in the order of this epoch."""
+
+
+class Sequential(Order):
+    """The data set's own order, every epoch."""
+
+    def __init__(self, dataset: Sized, *, seed: int) -> None:
+        self._length = len(dataset)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def indices(self, epoch: int) -> Tensor:
+        return torch.arange(self._length)
+
+
+class Shuffled(Order):
+    """A permutation of the data set, keyed by (seed, epoch)."""
+
+    def __init__(self, dataset: Sized, *, seed: int) -> None:
+        self._length = len(dataset)
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._length
+
+    def indices(self, epoch: int) -> Tensor:
+        return torch.randperm(self._length, generator=streams.generator(self._seed, "order", epoch))
+
+
+class First(Order):
+    """The data set's first samples, every epoch: what a model that can learn fits without a rest (debug=overfit).
+
+    Args:
+        samples: How many.
+    """
+
+    def __init__(self, dataset: Sized, *, seed: int, samples: int) -> None:
+        if samples < 1:
+            raise ConfigError(Problem("loader.order.samples", "must be at least 1", samples))
+        self._length = min(samples, len(dataset))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def indices(self, epoch: int) -> Tensor:
+        return torch.arange(self._length)
+
+
+class RepeatedAugmentation(Order):
+    """Each sample several times in a batch, in several random versions (Hoffer et al. 2020, arXiv 1901.09335).
+
+    As the reference's sampler (pytorch/vision, references/classification, `RASampler`), an epoch is as long as the data set, cut to whole
+    blocks of 256, so it sees a quarter of the samples when `repeats` is 4; and the copies of a sample go to different replicas.
+
+    Args:
+        repeats: How often each sample comes.
+        batch_size: Samples of a step.
+        replicas: Replicas among which a step's samples are split.
+    """
+
+    def __init__(self, dataset: Sized, *, seed: int, repeats: int, batch_size: int, replicas: int) -> None:
+        if repeats < 1:
+            raise ConfigError(Problem("loader.order.repeats", "must be at least 1", repeats))
+        self._shuffled = Shuffled(dataset, seed=seed)
+        self._repeats = repeats
+        self._batch_size = batch_size
+        self._replicas = replicas
+        self._length = len(dataset) // 256 * 256 or len(dataset)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def indices(self, epoch: int) -> Tensor:
+        repeated = self._shuffled.indices(epoch).repeat_interleave(self._repeats)[: self._length]
+        whole = len(repeated) // self._batch_size * self._batch_size
+        # Neighbours go to different replicas: within a batch, replica r takes the samples r, r + replicas, r + 2 replicas, ...
+        spread = repeated[:whole].view(-1, self._batch_size // self._replicas, self._replicas).transpose(1, 2).reshape(-1)
+        return torch.cat([spread, repeated[whole:]])

@@ -1,0 +1,53 @@
+"""How an epoch is cut into steps, and a step into micro-batches: arithmetic on one integer, the step's number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from samewise.runner.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cuts epochs of `samples` into steps of `batch_size`, and each step evenly into `micro_batches`.
+
+    Args:
+        samples: Indices an epoch has.
+        batch_size: Samples a step sees.
+        micro_batches: `replicas * accumulate`.
+        drop_last: Leave out an epoch's last, smaller batch.
+    """
+
+    samples: int
+    batch_size: int
+    micro_batches: int
+    drop_last: bool
+
+    def __post_init__(self) -> None:
+        if self.steps_per_epoch == 0:
+            raise ConfigError(
+                Problem(
+                    "batch_size",
+                    f"is larger than the training split, which has {self.samples} samples, so an epoch would have no step",
+                    self.batch_size,
+                    f"at most {self.samples}",
+                    "set loader.drop_last=false to train on smaller batches",
+                )
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        whole, rest = divmod(self.samples, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def bounds(self, step: int, micro_batch: int) -> tuple[int, int, int]:
+        """(epoch, start, stop): the positions in the epoch's order that the micro-batch takes. `step` counts from 0."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        first = place * self.batch_size
+        size = min(self.batch_size, self.samples - first)
+        return epoch, first + micro_batch * size // self.micro_batches, first + (micro_batch + 1) * size // self.micro_batches
+
+    def is_empty(self, step: int, micro_batch: int) -> bool:
+        """Whether an epoch's last batch has no sample left for the micro-batch."""
+        _, start, stop = self.bounds(step, micro_batch)
+        return start == stop

@@ -1,0 +1,107 @@
+"""What cannot be controlled is recorded: versions, hardware, variables, git. What of it can change bits is told apart."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
+"""The packages whose version can change a result."""
+PACKAGES = ("samewise", *NUMERIC, "hydra-core", "omegaconf", "mlflow", "torchmetrics", "scikit-learn")
+VARIABLES = (
+    *("ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "MKL_CBWR", "MKL_NUM_THREADS"),
+    *("NCCL_ALGO", "NCCL_PROTO", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTHONHASHSEED"),
+)
+"""Those recorded where they are set."""
+
+
+def record(*, device: torch.device, reproducibility: Any, data: Mapping[str, Any], optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything about this process's surroundings, as plain values.
+
+    Args:
+        device: Where the run computes.
+        reproducibility: The config's settings.
+        data: By split: name, size, fingerprint.
+        optimizers: By phase: class, implementation of its arithmetic, groups.
+    """
+    versions = {name: _version(name) for name in PACKAGES}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "cpu": {"model": _cpu_model(), "capability": torch.backends.cpu.get_cpu_capability(), "cores": os.cpu_count()},
+        "threads": torch.get_num_threads(),
+        "device": _device(device),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "git": git_state(Path.cwd()),
+        "data": data,
+        "optimizers": optimizers,
+    }
+    portable = reproducibility.level == "portable"
+    found["decides"] = {
+        **{f"versions.{name}": versions[name] for name in NUMERIC},
+        "device": found["device"],
+        **({} if portable else {"cpu.model": found["cpu"]["model"]}),
+        "cpu.capability": found["cpu"]["capability"],
+        **{f"optimizers.{phase}": facts["implementation"] for phase, facts in optimizers.items()},
+        **{f"data.{split}": facts["fingerprint"] for split, facts in data.items()},
+    }
+    return found
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What differs, of what can change bits, between two records: sentences."""
+    one, two = first.get("decides", {}), second.get("decides", {})
+    return [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in sorted({*one, *two}) if one.get(name) != two.get(name)]
+
+
+def git_state(folder: Path) -> dict[str, Any]:
+    """The commit, and the diff of uncommitted work, of the checkout around `folder`; empty where there is none."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    diff = _git(folder, "diff", "HEAD") or ""
+    return {"commit": commit.strip(), "branch": (_git(folder, "branch", "--show-current") or "").strip(), "dirty": bool(diff), "diff": diff[:1_000_000]}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _device(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"kind": device.type}
+    facts = torch.cuda.get_device_properties(device)
+    return {
+        "kind": "cuda",
+        "name": facts.name,
+        "compute_capability": f"{facts.major}.{facts.minor}",
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,105 @@
+"""Errors that are for a person: what is wrong, where, what was expected, and the nearest right name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Args:
+        path: Where: a config path (`optimizer.lr`), or a file.
+        message: What is wrong, as a sentence without a full stop.
+        value: The offending value, shown as `repr`; leave out where there is none.
+        expected: What would have been right.
+        hint: What to do: the nearest right name, or a command.
+    """
+
+    path: str
+    message: str
+    value: object = ...
+    expected: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.path}: {self.message}" if self.path else self.message
+        lines = [head]
+        if self.value is not ...:
+            lines.append(f"    value:    {_shown(self.value)}")
+        if self.expected:
+            lines.append(f"    expected: {self.expected}")
+        if self.hint:
+            lines.append(f"    hint:     {self.hint}")
+        return "\n".join(lines)
+
+
+class SamewiseError(Exception):
+    """Something a user can act on. Printed without a traceback; `exit_code` is the command's."""
+
+    exit_code = 1
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(p if isinstance(p, Problem) else Problem("", p) for p in problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class ConfigError(SamewiseError):
+    """The input was wrong: a config, a path, an argument."""
+
+    exit_code = 2
+
+
+class DataError(ConfigError):
+    """A data set is missing, incomplete or malformed."""
+
+
+class CheckpointError(SamewiseError):
+    """A checkpoint is missing, cut short or altered."""
+
+    exit_code = 2
+
+
+class TrainingError(SamewiseError):
+    """Training itself failed: a non-finite loss, a full disk."""
+
+
+class PeerFailed(SamewiseError):
+    """Another process of the run failed, and this one ended with it.
+
+    Args:
+        problems: What is known of it here.
+        is_told: Whether the other has said why, so that nothing more needs to be said.
+        exit_code: The command's.
+    """
+
+    def __init__(self, *problems: Problem | str, is_told: bool = True, exit_code: int = 1) -> None:
+        super().__init__(*problems)
+        self.is_told = is_told
+        self.exit_code = exit_code
+
+
+class Interrupted(SamewiseError):
+    """Asked to stop; saved, and resumable by the same command."""
+
+    exit_code = 3
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the choice most like `name`, or the choices themselves when none is near and they are few."""
+    known: Sequence[str] = sorted(set(map(str, choices)))
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    if not known:
+        return ""
+    shown = ", ".join(known[:12])
+    return f"one of: {shown}" + (f", and {len(known) - 12} more" if len(known) > 12 else "")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,142 @@
+"""A run's folder: its files by name, its lock, and writes that are never half done. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.errors import ConfigError, Problem, TrainingError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """`RUN_ROOT/<experiment name>/<first 12 digits of the fingerprint>/` and what is in it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved config, loadable again."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, hardware, threads, variables, git state, data fingerprints."""
+        return self.path / "environment.json"
+
+    @property
+    def trace(self) -> Path:
+        """One line a step: step, loss as a hex float, digests."""
+        return self.path / "trace.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """The journal of what was logged."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def artifacts(self) -> Path:
+        """Whatever is put here is uploaded to MLflow under the same relative path."""
+        return self.path / "artifacts"
+
+    @property
+    def summary(self) -> Path:
+        """How the run ended; there only once it has ended."""
+        return self.path / "summary.json"
+
+    @property
+    def tracking(self) -> Path:
+        """The MLflow run's id, and how much of the journal has been sent."""
+        return self.path / "tracking.json"
+
+    def create(self) -> None:
+        """Make the folder.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.artifacts.mkdir(exist_ok=True)
+            with open(self.path / ".lock", "a"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                Problem("run_root", f"cannot write into the run's folder: {error.strerror}", str(self.path), "a writable folder", "set run_root=FOLDER")
+            ) from None
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Hold the folder for writing; the lock goes with the process, however it ends.
+
+        Raises:
+            ConfigError: another process holds it.
+        """
+        with open(self.path / ".lock", "r+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                holder = handle.read().strip() or "another process"
+                raise ConfigError(
+                    Problem(str(self.path), f"this run is being written by {holder}", hint="wait for it, or stop it; the same command then goes on")
+                ) from None
+            handle.truncate(0)
+            handle.write(f"process {os.getpid()} on {socket.gethostname()}")
+            handle.flush()
+            yield
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Write a file so that a reader, or a crash at any moment, sees the old content or the new, never a part.
+
+    Raises:
+        TrainingError: the disk is full or the file cannot be written; the old content is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    raw = data.encode() if isinstance(data, str) else data
+    try:
+        with open(temporary, "wb") as handle:
+            handle.write(raw)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise TrainingError(Problem(str(path), f"cannot be written: {error.strerror}", hint="free some space, then give the same command again")) from None
+
+
+def fsync_folder(path: Path) -> None:
+    """Make renames within a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, atomically."""
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The file's value, or None where there is no such file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None

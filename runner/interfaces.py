@@ -1,0 +1,171 @@
+"""What users subclass: a recipe, its scores, a callback, a batch transform. Recipes and data sets import this module and `errors` only."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samewise.runner.run import Run
+
+Batch = dict[str, Any]
+"""A micro-batch: names to tensors, or to lists of them, all with the same first dimension B."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a micro-batch contributes to a step.
+
+    Args:
+        total: float32[], the *sum* of the loss over what is counted (samples, target characters, ...), differentiable.
+        count: How many were counted. The step's loss is the sum of totals over the sum of counts, over all micro-batches.
+        parts: Named components to log, each a sum over the same count, detached.
+    """
+
+    total: Tensor
+    count: float
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One optimizer's share of a step. A recipe with several optimizers (a GAN) lists them in the order they step.
+
+    Args:
+        name: The key of its optimizer in the config, where `optimizer` is a mapping of several.
+        modules: Prefixes of the parameters it trains (`("generator",)`); empty: all.
+    """
+
+    name: str = "train"
+    modules: tuple[str, ...] = ()
+
+
+class Scores(abc.ABC):
+    """Accumulates what `Recipe.measure` returned, batch by batch, in order; then says how good it was."""
+
+    @abc.abstractmethod
+    def add(self, measured: Any) -> None:
+        """Take in the outcome of the next batch."""
+
+    @abc.abstractmethod
+    def compute(self) -> dict[str, float]:
+        """The metrics by name, without the split's prefix: `{"loss": 0.1, "accuracy": 0.98}`."""
+
+    def save_pictures(self, folder: Path) -> None:
+        """Write what a person would look at or listen to (PNG, WAV, HTML, CSV files) into `folder`. Default: nothing."""
+
+
+class Prediction(abc.ABC):
+    """What a model makes of one file."""
+
+    @abc.abstractmethod
+    def values(self) -> dict[str, Any]:
+        """The outcome in plain values (numbers, strings, lists and dicts of them), for the terminal and for programs."""
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """Write what a person would look at or listen to into `folder`, each file's name beginning with `name`. Default: nothing."""
+        return []
+
+
+class Recipe(abc.ABC):
+    """The science of one task. It knows no device, rank, optimizer, file or logger."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The optimizers of a step, in their order. Default: one that trains everything."""
+        return (Phase(),)
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples of the data set to one batch, on the CPU. Default: torch's `default_collate` of dicts."""
+        return torch.utils.data.default_collate(list(samples))
+
+    @abc.abstractmethod
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        """The training loss of one micro-batch, the model in training mode."""
+
+    @abc.abstractmethod
+    def measure(self, model: nn.Module, batch: Batch) -> Any:
+        """What one evaluation batch gives, small and on the CPU, for `Scores.add`; the model is in eval mode, without gradients."""
+
+    @abc.abstractmethod
+    def scores(self, dataset: Any) -> Scores:
+        """A fresh accumulator for one pass over `dataset` (the split being evaluated; its `classes` name the labels, if it has them)."""
+
+    def read(self, file: Path) -> Any:
+        """A user's file as a sample for `collate`, without what is to be predicted.
+
+        Raises:
+            DataError: it is not the kind of file that the recipe predicts from; the default predicts from none.
+        """
+        raise ConfigError(Problem("recipe", f"{type(self).__name__} predicts nothing from files", str(file), "a recipe with `read` and `predict`"))
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
+        """One prediction for each sample of a batch of what `read` gave, collated and transformed; the model is in eval mode, without gradients."""
+        raise NotImplementedError(f"{type(self).__name__} reads files, but does not say what it predicts")
+
+
+class BatchTransform(nn.Module, abc.ABC):
+    """A transform of a whole batch on its device, with random choices of its own for each sample.
+
+    Drawing and applying are apart so that a batch gives what its samples give one by one: `draw` uses the CPU's default generator
+    (which the step's stream has seeded; so CPU and CUDA choose alike), `apply` is a pure function of the batch and the choices.
+    """
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        """Random choices for `size` samples: names to CPU tensors whose first dimension is `size`. Default: none."""
+        return {}
+
+    @abc.abstractmethod
+    def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride] (Module.apply is for submodules: it has none)
+        """A new batch (its own dict; tensors not changed in place). `choices` as drawn, still on the CPU."""
+
+    def forward(self, batch: Batch) -> Batch:
+        return self.apply(batch, self.draw(batch, batch_size(batch)))
+
+
+class Callback(abc.ABC):
+    """Reads what happens and may ask to stop; it cannot change a number. Every method is optional."""
+
+    def on_build(self, run: Run) -> None:
+        """Once, when every part of the run has been made, before a checkpoint is restored."""
+
+    def on_start(self, run: Run) -> None:
+        """Before the first step, after a checkpoint was restored."""
+
+    def on_step(self, run: Run, outcome: Any) -> None:
+        """After an optimizer step. `outcome` is a `loop.Outcome`: step, loss, count, parts, gradient norm, learning rate."""
+
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """After an evaluation; names carry their split (`valid/accuracy`)."""
+
+    def on_end(self, run: Run) -> None:
+        """After the last step, however training ended."""
+
+    def stop_reason(self) -> str | None:
+        """A sentence when training should stop, else None. Asked after each evaluation and step."""
+        return None
+
+    def models(self) -> Mapping[str, nn.Module]:
+        """Further models to evaluate beside the trained one, by prefix (`{"ema": averaged}` gives `ema/valid/accuracy`)."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: tensors and plain values only."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
+def batch_size(batch: Batch) -> int:
+    """B: the length of the first tensor or list in the batch."""
+    return len(next(iter(batch.values())))

@@ -1,0 +1,253 @@
+"""Several processes for one run: started by torch's elastic agent, or met under torchrun. The config is composed once, and rank 0's is everyone's.
+
+    launch      in the process that was asked to train: starts the ranks, waits, says what went wrong
+    rank        in each of them (`python -m samewise.runner.launch FOLDER`, or `samewise train` under torchrun): meets the others and trains
+
+What the two say to each other lies in a temporary folder: `config.yaml` and `handed.json` on the way down, `rank-N.json` (how a rank ended, where it
+ended by itself) on the way up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+from samewise.runner import compose
+from samewise.runner.compose import Composed
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError
+from samewise.runner.folder import read_json, write_json
+from samewise.runner.project import Project
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def is_rank() -> bool:
+    """Whether something (torchrun, `samewise train` itself) has started this process as one of several that train together."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+"""What the agent passes on to the ranks, which then finish their step, save, and end."""
+
+
+def processes(composed: Composed) -> int:
+    """How many processes the config asks for on this machine. Imports torch.
+
+    Raises:
+        ConfigError: they do not go with the replicas or the devices.
+    """
+    from samewise.runner.instantiate import instantiate
+
+    strategy = instantiate(composed.cfg.strategy, "strategy", allowed=composed.project.packages)
+    return strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
+
+
+def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> int:
+    """Start the ranks and wait for them.
+
+    Args:
+        composed: What they train.
+        nproc: How many.
+        as_json: How rank 0 prints the summary.
+        debug: Show the traceback of the rank that failed.
+
+    Returns:
+        The exit code: what the ranks came to.
+    """
+    with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
+        handed = Path(temporary)
+        (handed / "config.yaml").write_text(compose.dump(composed), encoding="utf-8")
+        project = composed.project
+        write_json(
+            handed / "handed.json",
+            {
+                "root": str(project.root),
+                "packages": list(project.packages),
+                "configs": [str(folder) for folder in project.configs],
+                "overrides": list(composed.overrides),
+                "json": as_json,
+            },
+        )
+        problem = _run_agent(composed, nproc, handed)
+        return _told(handed, nproc, problem, debug=debug)
+
+
+def _run_agent(composed: Composed, nproc: int, handed: Path) -> Problem | None:
+    """Run torch's elastic agent to its end. What it has to say of ranks that ended without a word, else None."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+    for name in ("agent.server", "multiprocessing"):  # what happened to the ranks is told once, by `_told`
+        for part in (f"torch.distributed.elastic.{name}.api", f"torch.distributed.elastic.{name}"):
+            logging.getLogger(part).setLevel(logging.CRITICAL)
+    strategy = composed.cfg.strategy
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own account of lost connections: ours says the same once
+    parameters = RendezvousParameters(
+        backend="c10d",
+        endpoint="localhost:0",
+        run_id=uuid.uuid4().hex,
+        min_nodes=1,
+        max_nodes=1,
+        local_addr="localhost",
+        join_timeout=int(strategy.join_timeout_s),
+    )
+    logs = composed.folder.path / "ranks"
+    logs.mkdir(parents=True, exist_ok=True)
+    handler = registry.get_rendezvous_handler(parameters)
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=nproc,
+        entrypoint=sys.executable,
+        args=("-u", "-m", "samewise.runner.launch", str(handed)),
+        rdzv_handler=handler,
+        max_restarts=strategy.max_restarts,
+        monitor_interval=0.1,
+        local_addr="localhost",
+    )
+    quiet = dict.fromkeys(range(1, nproc), Std.ALL)
+    agent = _agent(spec, DefaultLogsSpecs(log_dir=str(logs), redirects=quiet), handed=handed, grace_s=int(strategy.grace_s))
+    try:
+        result = agent.run()
+    except SignalException as stopped:
+        return Problem("", f"stopped by {stopped.sigval.name}", hint="the same command goes on from the last checkpoint")
+    finally:
+        handler.shutdown()
+    if not result.is_failed():
+        return None
+    rank, failure = min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
+    how = f"was killed by {signal.Signals(-failure.exitcode).name}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
+    hint = "the same command goes on from the last checkpoint; strategy.max_restarts=3 does so by itself"
+    return Problem(f"rank {rank}", f"{how}; what it wrote is in {logs}", hint=hint)
+
+
+def _agent(spec: Any, logs: Any, *, handed: Path, grace_s: int) -> Any:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    @final
+    class Agent(LocalElasticAgent):
+        """Starts again where a process died, not where a rank ended with something to say: that would only be said again."""
+
+        def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+            result: Any = super()._monitor_workers(worker_group)  # pyright: ignore[reportCallIssue]
+            if result.is_failed() and _outcomes(handed, spec.local_world_size):
+                self._remaining_restarts = 0
+            return result
+
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+            """The agent signals a rank's whole process group: SIGTERM would end its loader workers, which leave SIGUSR1 to the rank."""
+            super()._shutdown(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, timeout)
+
+    return Agent(spec=spec, logs_specs=logs, start_method="spawn", shutdown_timeout=grace_s, exit_barrier_timeout=30)
+
+
+def _outcomes(handed: Path, nproc: int) -> list[Mapping[str, Any]]:
+    """What ranks have said of why they ended."""
+    return [outcome for rank in range(nproc) if (outcome := read_json(handed / f"rank-{rank}.json"))]
+
+
+def _told(handed: Path, nproc: int, problem: Problem | None, *, debug: bool) -> int:
+    outcomes = _outcomes(handed, nproc)
+    if outcomes:
+        first = outcomes[0]
+        print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
+        return first["exit_code"]
+    if problem is None:
+        return 0
+    raise TrainingError(problem)
+
+
+def _end_with_the_launcher() -> None:
+    """Have Linux send this rank SIGTERM when the process that started it dies, even by SIGKILL: it finishes its step, saves and stops."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]) -> int:
+    """Train as one of several ranks.
+
+    Args:
+        composed: The config, as this rank has it; rank 0's is used.
+        as_json: How rank 0 prints the summary.
+        look: The summary of a run that is done, or None; only rank 0 asks.
+        check: Raises what is wrong with the config; only rank 0 calls it.
+
+    Returns:
+        The exit code.
+    """
+    from samewise.runner.build import build
+    from samewise.runner.loop import fit
+    from samewise.runner.report import print_summary
+    from samewise.runner.strategies.peers import announce, linger
+
+    main = int(os.environ["RANK"]) == 0
+    _end_with_the_launcher()
+    try:
+        composed, done = _agreed(composed, main=main, look=look, check=check)
+        folder, uri = composed.folder, composed.cfg.tracking.uri if composed.cfg.tracking.enabled else None
+        summary = done if done is not None else fit(build(composed, composed.project, folder))
+    except BaseException as error:
+        told_by_another = not announce(error)
+        linger()
+        if told_by_another:
+            raise PeerFailed(f"rank {os.environ['RANK']} stopped, as another did", exit_code=getattr(error, "exit_code", 1)) from error
+        raise
+    if main:
+        print_summary(summary, folder, uri=uri, as_json=as_json, fresh=done is None)
+    return 0
+
+
+def _agreed(
+    composed: Composed, *, main: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]
+) -> tuple[Composed, Mapping[str, Any] | None]:
+    """Rank 0's config, and the summary where its run is done already."""
+    from samewise.runner.strategies.peers import awaited, meeting_point
+
+    timeout_s = float(composed.cfg.strategy.get("join_timeout_s", 60.0))
+    store = meeting_point(timeout_s)
+    if main:
+        check()
+        done = look()
+        store.set("config", json.dumps({"config": compose.dump(composed), "done": done}))
+        return composed, done
+    missing = awaited(store, ["config"], timeout_s)
+    if missing:
+        raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 has not said within {timeout_s:g} s what to train", timeout_s))
+    said = json.loads(store.get("config"))
+    return dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said["done"]
+
+
+def main(handed: Path) -> int:
+    """A rank that `launch` has started: read what was handed down, train, and leave word of how it ended."""
+    from samewise.runner.cli import told
+
+    number = int(os.environ["RANK"])
+    try:
+        given = read_json(handed / "handed.json")
+        project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
+        sys.path.append(given["root"])
+        composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
+        return rank(composed, as_json=given["json"], look=lambda: None, check=lambda: None)
+    except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has something to say first
+        code, said = told(error)
+        if isinstance(error, PeerFailed):
+            return code
+        write_json(handed / f"rank-{number}.json", {"exit_code": code, "said": said, "traceback": "".join(traceback.format_exception(error))})
+        return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

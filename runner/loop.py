@@ -1,0 +1,96 @@
+"""The whole loop. Everything that it calls is a part of `Run`; nothing below it calls back into it.
+
+One optimizer step: for each micro-batch that this process carries, enter its stream, transform on the device, forward, loss, backward; then add up over
+replicas in a fixed order, average, clip, check that all is finite, step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samewise.runner import streams
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.digest import combined
+from samewise.runner.errors import Problem, TrainingError
+from samewise.runner.evaluation import evaluate
+from samewise.runner.run import Run
+from samewise.runner.session import session
+from samewise.runner.strategies.base import Tally
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step came to. `step` counts from 1; losses are means over what the recipe counts."""
+
+    step: int
+    losses: Mapping[str, float]
+    count: float
+    gradient_norm: float | None
+    batch: int
+    inputs: int
+
+
+def fit(run: Run) -> dict[str, Any]:
+    """Train until the end from wherever the run stands, and return its summary.
+
+    Raises:
+        TrainingError: the loss is not finite, a disk is full, an operator is not deterministic.
+        Interrupted: asked to stop; the run is saved.
+    """
+    with session(run):
+        batches = run.batches()
+        while True:
+            if run.evaluation_due():
+                evaluate(run)
+            if run.checkpoint_due():
+                run.save()
+            if run.is_done():
+                break
+            run.record(train_step(run, next(batches)))
+    return run.ended
+
+
+def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
+    """One optimizer step on one global batch; several, in the recipe's order, where it has several phases."""
+    losses: dict[str, float] = {}
+    tally, norm, seen = Tally(), None, []
+    run.schedule.before_step(run.step)
+    for phase in run.phases:
+        run.clear_gradients()
+        tallies: list[Tally] = []
+        for micro in micro_batches:
+            streams.enter(run.seed, "step", run.step, micro.number, phase.number)
+            with run.strategy.micro_batch(micro.number):
+                batch = run.transforms["train"](run.to_device(micro.batch))
+                with run.precision.autocast():
+                    loss = run.recipe.loss(run.network, batch, phase.spec)
+                nominal = loss.count if run.micro_batches == 1 else run.batch_size
+                run.precision.scale(loss.total / nominal).backward()
+            tallies.append(Tally.of(loss, nominal=nominal, seen=run.trace.seen(micro.batch, batch)))
+        tally = run.strategy.reduce(tallies)
+        seen += tally.seen
+        norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
+        losses |= tally.means(prefix="" if len(run.phases) == 1 else f"{phase.spec.name}/")
+        _require_finite(run, losses, norm)
+        run.precision.step(phase.optimizer)
+    run.precision.update()
+    run.step += 1
+    return Outcome(run.step, losses, tally.count, norm, combined([a for a, _ in seen]), combined([b for _, b in seen]))
+
+
+def _require_finite(run: Run, losses: Mapping[str, float], norm: float | None) -> None:
+    for name, value in losses.items():
+        if not math.isfinite(value):
+            rates = ", ".join(f"{rate:g}" for rate in run.learning_rates())
+            raise TrainingError(
+                Problem(
+                    f"step {run.step + 1}",
+                    f"the {name} is not finite; the learning rate was {rates}, the gradient's norm {'not computed' if norm is None else f'{norm:g}'}",
+                    value,
+                    "a finite number",
+                    "lower optimizer.lr, warm up, or set clip_norm; a checkpoint from before this step, if there is one, is kept",
+                )
+            )

@@ -1,0 +1,195 @@
+"""From the config's optimizer and parameter groups to optimizers, with the implementation of their arithmetic chosen and on record."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.fingerprint import plain
+from samewise.runner.interfaces import Phase
+from samewise.runner.optim.groups import parameter_groups
+
+FUSED_ON: Final = ("cpu", "cuda")
+"""Devices whose fused kernels are used: on the CPU they round square roots correctly, where the others take them from a library that does
+not on every processor."""
+
+
+class Instantiate(Protocol):
+    """What turns a config node into an object; `path` is the node's place in the config, for messages."""
+
+    def __call__(self, node: Any, path: str, /) -> Any: ...
+
+
+def build_optimizers(
+    optimizer: Mapping[str, Any], rules: Mapping[str, Any] | None, model: nn.Module, phases: Sequence[Phase], *, instantiate: Instantiate
+) -> dict[str, Optimizer]:
+    """One optimizer for each phase, in the phases' order.
+
+    Args:
+        optimizer: The config's node: a component, the same for every phase, or a mapping of phase names to components.
+        rules: The config's `param_groups`.
+        model: On its device already; parameters that the rules freeze are frozen.
+        phases: The recipe's.
+        instantiate: Makes a component, here always with `_partial_`.
+
+    Raises:
+        ConfigError: names, options or values are wrong, or the optimizer cannot train this model.
+    """
+    nodes = _nodes(plain(optimizer), phases)
+    options: dict[str, Any] = plain(rules) or {}
+    made: dict[str, Optimizer] = {}
+    for phase in phases:
+        node, path = nodes[phase.name]
+        groups = parameter_groups(model, options, prefixes=phase.modules)
+        made[phase.name] = _build(instantiate({**node, "_partial_": True}, path), groups, path)
+    return made
+
+
+def describe(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
+    """What was built, for the record: class, implementation (`fused`, `foreach` or `loop`), and each group with its size and options."""
+    return {
+        name: {
+            "class": type(optimizer).__qualname__,
+            "implementation": implementation(optimizer),
+            "groups": [_described(group) for group in optimizer.param_groups],
+        }
+        for name, optimizer in optimizers.items()
+    }
+
+
+def implementation(optimizer: Optimizer) -> str:
+    """`fused`, `foreach` or `loop`: which kernels do the optimizer's arithmetic. Fused rounds differently from the other two."""
+    if optimizer.defaults.get("fused"):
+        return "fused"
+    return "foreach" if optimizer.defaults.get("foreach") else "loop"
+
+
+def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, tuple[Mapping[str, Any], str]]:
+    """The config node and its path for each phase."""
+    names = [phase.name for phase in phases]
+    if "_target_" in optimizer:
+        return dict.fromkeys(names, (optimizer, "optimizer"))
+    given = [str(name) for name in optimizer]
+    unknown = [Problem(f"optimizer.{name}", "is not a phase of the recipe", hint=nearest(name, names)) for name in given if name not in names]
+    missing = [
+        Problem("optimizer", f"has no optimizer for the recipe's phase '{name}'", given, f"one for each of: {', '.join(names)}")
+        for name in names
+        if name not in given
+    ]
+    if unknown or missing:
+        raise ConfigError(*unknown, *missing)
+    return {name: (optimizer[name], f"optimizer.{name}") for name in names}
+
+
+def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
+    if not isinstance(partial, functools.partial):
+        raise ConfigError(Problem(path, "is not an optimizer waiting for its parameters", partial, "a torch.optim.Optimizer with `_partial_: true`"))
+    make = cast("Callable[..., Any]", partial.func)
+    settings = {key: _plain(value) for key, value in partial.keywords.items()}
+    _refuse_what_cannot_train(make, groups, path)
+    accepted = set(inspect.signature(make).parameters) - {"params"}
+    _resolve(groups, settings.get("lr", _default(make, "lr")), accepted, path)
+    _try_options(make, settings, groups)
+    settings |= _choice(make, settings, groups, accepted)
+    try:
+        optimizer = make(groups, **settings)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(_explained(error, settings, path)) from None
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(Problem(path, "makes no optimizer", type(optimizer).__name__, "a torch.optim.Optimizer"))
+    return optimizer
+
+
+def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: str) -> None:
+    """Turn factors into learning rates, and refuse options that the optimizer does not have."""
+    problems: dict[str, Problem] = {}
+    for group in groups:
+        factor = group.pop("lr_factor", None)
+        if factor is not None and not isinstance(lr, int | float):
+            raise ConfigError(Problem(f"{path}.lr", "is needed by lr_factor or layer_decay of param_groups", lr, "a number"))
+        if factor is not None:
+            group["lr"] = factor * lr
+        for key in group.keys() - {"name", "params"}:
+            group[key] = _plain(group[key])
+            if key not in accepted:
+                where = f"{_where(group)}.{key}"
+                problems[where] = Problem(where, f"is not an option of {path}", group[key], hint=nearest(key, {*accepted, "lr_factor", "frozen"}))
+    if problems:
+        raise ConfigError(*problems.values())
+
+
+def _try_options(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
+    """Have torch's constructors look at each group's options, which they take unseen when they come with a group."""
+    if not make.__module__.startswith("torch.optim"):
+        return
+    problems: dict[str, Problem] = {}
+    for group in groups:
+        options = {key: value for key, value in group.items() if key not in ("name", "params")}
+        try:
+            make([nn.Parameter(torch.zeros(1, 1))], **{**settings, **options}) if options else None
+        except (ValueError, TypeError, RuntimeError) as error:
+            problem = _explained(error, options, _where(group))
+            problems[problem.path] = problem
+    if problems:
+        raise ConfigError(*problems.values())
+
+
+def _where(group: Mapping[str, Any]) -> str:
+    return f"param_groups.{str(group['name']).partition(' x ')[0]}"
+
+
+def _choice(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[dict[str, Any]], accepted: set[str]) -> dict[str, bool]:
+    """Fused kernels where there are some for these parameters, else foreach on CUDA, else the loop; nothing where the config says."""
+    if settings.get("fused") is not None or settings.get("foreach") is not None or settings.get("differentiable"):
+        return {}
+    parameters = [parameter for group in groups for _, parameter in group["params"]]
+    devices = {parameter.device.type for parameter in parameters}
+    only_cpu = isinstance(make, type) and issubclass(make, torch.optim.Adagrad)
+    if "fused" in accepted and devices <= set(FUSED_ON[:1] if only_cpu else FUSED_ON) and all(parameter.is_floating_point() for parameter in parameters):
+        return {"fused": True}
+    return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
+
+
+def _refuse_what_cannot_train(make: Callable[..., Any], groups: list[dict[str, Any]], path: str) -> None:
+    if not isinstance(make, type):
+        return
+    if issubclass(make, torch.optim.LBFGS):
+        hint = "choose another optimizer: samewise list optimizer"
+        raise ConfigError(Problem(path, "LBFGS evaluates the loss several times a step, which a step here does not do", hint=hint))
+    if issubclass(make, torch.optim.Muon):
+        wrong = [f"{name} {list(parameter.shape)}" for group in groups for name, parameter in group["params"] if parameter.ndim != 2]
+        if wrong:
+            shown = ", ".join(wrong[:5]) + (f", and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+            hint = "train those by another phase's optimizer, or freeze them by param_groups"
+            raise ConfigError(Problem(path, f"Muon trains matrices only, not {shown}", expected="parameters with two dimensions", hint=hint))
+
+
+def _explained(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:
+    """A constructor's complaint, at the setting that it is about where it names one."""
+    text = str(error)
+    about = text.replace("learning rate", "lr").replace("beta parameter", "betas").split(":")[0].split()
+    key = next((key for key in settings if key in about), None)
+    return Problem(f"{path}.{key}", text, settings[key]) if key else Problem(path, text, dict(settings))
+
+
+def _described(group: Mapping[str, Any]) -> dict[str, Any]:
+    held: list[torch.Tensor] = group["params"]
+    outside = ("params", "param_names", "name", "fused", "foreach")
+    options = {key: value for key, value in group.items() if key not in outside and not key.startswith("initial_")}
+    return {"name": group.get("name", ""), "tensors": len(held), "elements": sum(one.numel() for one in held), **options}
+
+
+def _default(make: Callable[..., Any], name: str) -> Any:
+    parameter = inspect.signature(make).parameters.get(name)
+    return parameter.default if parameter is not None else None
+
+
+def _plain(value: Any) -> Any:
+    return tuple(cast("Sequence[Any]", value)) if isinstance(value, Sequence) and not isinstance(value, str) else value

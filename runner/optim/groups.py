@@ -1,0 +1,114 @@
+"""Parameter groups by pattern: options that differ from the optimizer's, layer by layer learning rates, frozen parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import nn
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.matching import Named, matching, named_parameters
+
+REST = "rest"
+"""The name of the group of everything that no rule matches."""
+
+
+def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Sort the model's parameters into groups. Of several rules that match a parameter, the first in order takes it.
+
+    A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `frozen: true`, or `lr_factor`. Or it is
+    `{layer_decay: NUMBER}`, which takes no parameters but multiplies the learning rate of each by the number once for every block between it
+    and the last one, the blocks being the model's direct children that have parameters (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146).
+
+    Args:
+        model: Its parameters that a rule freezes get `requires_grad=False`; those that already are frozen belong to no group.
+        rules: By name, in order; `runner.optim.matching` says what patterns there are. Null in the place of a rule leaves it out.
+        prefixes: Only parameters below these go into groups (a phase's share); rules are looked up in the whole model.
+
+    Returns:
+        One dict a group, in the order of each group's first parameter: `name`, `params` as (name, parameter) pairs in the model's order, the rule's
+        options, and `lr_factor` where the learning rate is a multiple of the optimizer's.
+
+    Raises:
+        ConfigError: a rule is malformed or matches nothing, or nothing is left to train.
+    """
+    every = named_parameters(model)
+    share = {one.name for one in named_parameters(model, prefixes)}
+    taken, options, factors = _rules(model, rules, every)
+    groups: dict[tuple[str, float], dict[str, Any]] = {}
+    for one in every:
+        if one.name not in share or not one.parameter.requires_grad:
+            continue
+        rule = taken.get(one.name, REST)
+        factor = factors.get(one.name, 1.0)
+        group = groups.get((rule, factor))
+        if group is None:
+            group = groups[rule, factor] = {"name": rule, "params": [], **options.get(rule, {})}
+            if factors:
+                group["name"] = f"{rule} x {factor:.4g}"
+                _multiply(group, factor)
+        group["params"].append((one.name, one.parameter))
+    if not groups:
+        where = f" below {', '.join(prefixes)}" if prefixes else ""
+        hint = "unfreeze some by param_groups or initialise.frozen" if share else "the recipe's phases name modules that the model does not have"
+        raise ConfigError(Problem("param_groups", f"there is no parameter{where} to train", hint=hint))
+    return list(groups.values())
+
+
+def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -> tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, float]]:
+    """Which rule takes which parameter, each rule's options, and the factors of layer-wise decay; freezes what is to be frozen."""
+    taken: dict[str, str] = {}
+    options: dict[str, dict[str, Any]] = {}
+    factors: dict[str, float] = {}
+    problems: list[Problem] = []
+    for name, rule in rules.items():
+        path = f"param_groups.{name}"
+        if rule is None:
+            continue
+        if not isinstance(rule, Mapping) or ("match" in rule) == ("layer_decay" in rule):
+            expected = "{match: PATTERN, OPTION: VALUE, ...} or {layer_decay: NUMBER}"
+            problems.append(Problem(path, "is not a rule for parameter groups", rule, expected))
+            continue
+        settings = {str(key): value for key, value in cast("Mapping[str, Any]", rule).items()}
+        try:
+            if "layer_decay" in settings:
+                factors = _layer_factors(model, settings, every, path)
+                continue
+            found = matching(settings.pop("match"), every, path=f"{path}.match")
+        except ConfigError as error:
+            problems.extend(error.problems)
+            continue
+        frozen = settings.pop("frozen", False)
+        if not isinstance(frozen, bool):
+            problems.append(Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false"))
+        elif not _possible(settings.get("lr_factor", 1.0)):
+            problems.append(Problem(f"{path}.lr_factor", "is not a possible factor", settings["lr_factor"], "a number of at least 0"))
+        elif "lr" in settings and "lr_factor" in settings:
+            problems.append(Problem(path, "gives both lr and lr_factor", expected="one of the two"))
+        options[name] = settings
+        for one in found:
+            if taken.setdefault(one.name, name) == name and frozen is True:
+                one.parameter.requires_grad_(False)
+    if problems:
+        raise ConfigError(*problems)
+    return taken, options, factors
+
+
+def _layer_factors(model: nn.Module, rule: Mapping[str, Any], every: Sequence[Named], path: str) -> dict[str, float]:
+    decay = rule["layer_decay"]
+    if len(rule) > 1 or not _possible(decay):
+        raise ConfigError(Problem(path, "is not a layer-wise decay", dict(rule), "{layer_decay: NUMBER}, the number at least 0 and usually below 1"))
+    blocks = list(dict.fromkeys(one.name.partition(".")[0] for one in every))
+    return {one.name: decay ** (len(blocks) - 1 - blocks.index(one.name.partition(".")[0])) for one in every}
+
+
+def _multiply(group: dict[str, Any], factor: float) -> None:
+    if "lr" in group:
+        group["lr"] *= factor
+    else:
+        group["lr_factor"] = group.get("lr_factor", 1.0) * factor
+
+
+def _possible(factor: object) -> bool:
+    return isinstance(factor, int | float) and not isinstance(factor, bool) and factor >= 0

@@ -1,0 +1,154 @@
+"""A model's weights before the first step: by rules, from a file, parametrised, frozen. On the CPU, within the `init` stream."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast, final
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.fingerprint import plain
+from samewise.runner.optim.matching import Named, matching, named_parameters
+from samewise.runner.optim.parametrise import parametrise
+from samewise.runner.optim.weights import Loaded, load_weights
+
+METHODS: Final[Mapping[str, Callable[..., Tensor]]] = {
+    "zeros": nn.init.zeros_,
+    "ones": nn.init.ones_,
+    "constant": nn.init.constant_,
+    "normal": nn.init.normal_,
+    "uniform": nn.init.uniform_,
+    "trunc_normal": nn.init.trunc_normal_,
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "kaiming_uniform": nn.init.kaiming_uniform_,
+    "kaiming_normal": nn.init.kaiming_normal_,
+    "orthogonal": nn.init.orthogonal_,
+}
+"""torch.nn.init, with its arguments."""
+
+SETTINGS: Final = ("rules", "weights", "sha256", "into", "strict", "exclude", "parametrisations", "frozen")
+
+
+@final
+@dataclass(frozen=True)
+class Initialised:
+    """What was done, for the record.
+
+    Args:
+        rules: How many parameters each rule set.
+        loaded: What came from a file.
+        frozen: The names of the parameters that `frozen` froze.
+    """
+
+    rules: Mapping[str, int]
+    loaded: Loaded
+    frozen: tuple[str, ...]
+
+
+def initialise(model: nn.Module, settings: Mapping[str, Any]) -> Initialised:
+    """Initialise `model` in place: rules, then weights from a file, then parametrisations, then what is frozen.
+
+    Args:
+        model: On the CPU. Random methods draw from the default generator, in the model's order of parameters.
+        settings: The config's `initialise`; every key may be missing. `rules`: by name (or a list), in order, each
+            `{match: PATTERN, weight: METHOD, bias: METHOD}`, a METHOD being a name of `METHODS` or `{method: NAME, ...its arguments}`; each weight and
+            bias goes by the first rule that sets it. `weights`, `sha256`, `into`, `strict`, `exclude`: see `weights.load_weights`. `parametrisations`: see
+            `parametrise`. `frozen`: patterns of parameters that are not trained.
+
+    Raises:
+        ConfigError: a setting is wrong, a pattern matches nothing, or the file does not fit the model.
+    """
+    given: dict[str, Any] = plain(settings) if isinstance(settings, DictConfig) else dict(settings)
+    unknown = [Problem(f"initialise.{key}", "no such key", hint=nearest(key, SETTINGS)) for key in given if key not in SETTINGS]
+    if unknown:
+        raise ConfigError(*unknown)
+    counts = _apply_rules(model, given.get("rules") or {})
+    parametrisations = given.get("parametrisations") or {}
+
+    def make_parametrisations() -> None:
+        parametrise(model, parametrisations)
+
+    loaded = load_weights(
+        model,
+        given.get("weights"),
+        sha256=given.get("sha256"),
+        into=given.get("into"),
+        strict=given.get("strict", True),
+        exclude=given.get("exclude") or (),
+        parametrise=make_parametrisations,
+    )
+    frozen = matching(given["frozen"], named_parameters(model), path="initialise.frozen") if given.get("frozen") else []
+    for one in frozen:
+        one.parameter.requires_grad_(False)
+    return Initialised(counts, loaded, tuple(one.name for one in frozen))
+
+
+def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any]) -> dict[str, int]:
+    named = rules if isinstance(rules, Mapping) else {str(index): rule for index, rule in enumerate(rules)}
+    every = named_parameters(model)
+    chosen: dict[str, tuple[str, Callable[[Tensor], Any]]] = {}
+    problems: list[Problem] = []
+    for name, rule in named.items():
+        if rule is None:
+            continue
+        try:
+            for one, method in _chosen(rule, every, f"initialise.rules.{name}"):
+                chosen.setdefault(one.name, (str(name), method))
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(*problems)
+    counts: dict[str, int] = {}
+    for one in every:
+        if one.name in chosen:
+            name, method = chosen[one.name]
+            _initialise(one, method, f"initialise.rules.{name}")
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _chosen(rule: Any, every: Sequence[Named], path: str) -> list[tuple[Named, Callable[[Tensor], Any]]]:
+    """The parameters that a rule sets, each with how."""
+    expected = "{match: PATTERN, weight: METHOD, bias: METHOD}, one of the methods at least"
+    if not isinstance(rule, Mapping):
+        raise ConfigError(Problem(path, "is not a rule", rule, expected))
+    keys = cast("Mapping[str, Any]", rule)
+    methods = {key: _method(keys[key], f"{path}.{key}") for key in ("weight", "bias") if keys.get(key) is not None}
+    if "match" not in keys or not methods or set(keys) - {"match", "weight", "bias"}:
+        raise ConfigError(Problem(path, "is not a rule", dict(keys), expected))
+    found = matching(keys["match"], every, path=f"{path}.match")
+    pairs = [(one, methods[part]) for one in found if (part := "bias" if one.is_bias else "weight") in methods]
+    if not pairs:
+        raise ConfigError(Problem(path, f"matches parameters, but no {' or '.join(methods)} among them", dict(keys), f"such as {found[0].name}"))
+    return pairs
+
+
+def _method(given: Any, path: str) -> Callable[[Tensor], Any]:
+    settings: dict[str, Any] = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {"method": given}
+    name = settings.pop("method", None)
+    if name not in METHODS:
+        raise ConfigError(
+            Problem(f"{path}.method" if isinstance(given, Mapping) else path, "is not a method of initialisation", name, hint=nearest(str(name), METHODS))
+        )
+    method = METHODS[name]
+    accepted = [key for key in inspect.signature(method).parameters if key not in ("tensor", "generator")]
+    unknown = [key for key in settings if key not in accepted]
+    if unknown:
+        raise ConfigError(Problem(f"{path}.{unknown[0]}", f"is not an argument of {name}", settings[unknown[0]], hint=nearest(unknown[0], accepted)))
+    if name == "constant" and "val" not in settings:
+        raise ConfigError(Problem(f"{path}.val", "is missing: the constant"))
+    return lambda tensor: method(tensor, **settings)
+
+
+def _initialise(one: Named, method: Callable[[Tensor], Any], path: str) -> None:
+    try:
+        with torch.no_grad():
+            method(one.parameter)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(Problem(path, f"cannot initialise {one.name} {list(one.parameter.shape)}: {error}")) from None

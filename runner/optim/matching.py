@@ -1,0 +1,119 @@
+"""Which parameters a pattern of the config means: the one language of `param_groups` and `initialise`.
+
+A pattern is one of
+
+    norm, bias, embedding, linear, convolution, recurrent    a kind: KINDS says which modules; `bias` goes by the parameter's name
+    type:Conv2d, type:torch.nn.Conv2d                         the module's class, or a class it derives from
+    layer4.*                                                  the parameter's whole name, with *, ? and [...]
+    re:^layer[34]                                             a regular expression that is found in the name
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final, cast, final
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+KINDS: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
+    # batch and instance norms of all dimensions, and SyncBatchNorm, are _NormBase: the set of torchvision's set_weight_decay, and RMSNorm
+    "norm": (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm),
+    "embedding": (nn.Embedding, nn.EmbeddingBag),
+    "linear": (nn.Linear, nn.Bilinear),
+    "convolution": (_ConvNd,),
+    "recurrent": (nn.RNNBase, nn.RNNCellBase),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Named:
+    """A parameter with its place: its first name in the model's order, and the module that holds it there."""
+
+    name: str
+    parameter: nn.Parameter
+    module: nn.Module
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is called a bias: `bias`, `bias_hh_l0`, `in_proj_bias`; also where it is parametrised."""
+        name = f".{self.name}".partition(".parametrizations.")[2].partition(".")[0] or self.name.rpartition(".")[2]
+        return name == "bias" or name.startswith("bias_") or name.endswith("_bias")
+
+
+def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Named]:
+    """The parameters in the model's order, shared ones once, those below `prefixes` only (none: all)."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    every = [Named(name, parameter, _holder(modules, name)) for name, parameter in model.named_parameters()]
+    return [one for one in every if not prefixes or any(one.name == prefix or one.name.startswith(f"{prefix}.") for prefix in prefixes)]
+
+
+def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Named]:
+    """The parameters that `pattern`, or any of several, means.
+
+    Args:
+        pattern: A pattern or a list of them.
+        parameters: To choose from, in the model's order.
+        path: The pattern's place in the config.
+
+    Raises:
+        ConfigError: a pattern is malformed, or means no parameter at all.
+    """
+    patterns = [pattern] if isinstance(pattern, str) else list(cast("Sequence[Any]", pattern)) if isinstance(pattern, Sequence) else []
+    if not patterns or not all(isinstance(one, str) and one for one in patterns):
+        raise ConfigError(Problem(path, "is not a pattern", pattern, "a kind, type:CLASS, re:EXPRESSION or a parameter name with *, or a list of them"))
+    predicates = [_predicate(one, path) for one in patterns]
+    found = [one for one in parameters if any(holds(one) for holds in predicates)]
+    if not found:
+        raise ConfigError(Problem(path, "matches no parameter of the model", pattern, hint=_hint(patterns, parameters)))
+    return found
+
+
+def _holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
+    """The module a parameter belongs to; a parametrised one belongs to the module whose weight it makes."""
+    outside, parametrised, _ = f".{name}".partition(".parametrizations.")
+    return modules[outside[1:] if parametrised else name.rpartition(".")[0]]
+
+
+def _predicate(pattern: str, path: str) -> Callable[[Named], bool]:
+    if pattern == "bias":
+        return lambda one: one.is_bias
+    if pattern in KINDS:
+        return lambda one: isinstance(one.module, KINDS[pattern])
+    if pattern.startswith("type:"):
+        wanted = pattern.removeprefix("type:").strip()
+        return lambda one: any(_is_called(base, wanted) for base in type(one.module).__mro__)
+    if pattern.startswith("re:"):
+        try:
+            expression = re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise ConfigError(Problem(path, f"is not a regular expression: {error}", pattern)) from None
+        return lambda one: expression.search(one.name) is not None
+    return lambda one: fnmatchcase(one.name, pattern)
+
+
+def _is_called(kind: type, wanted: str) -> bool:
+    """Whether `wanted` names the class, bare or through any module that offers it; the model exists, so its modules are imported."""
+    module, _, name = wanted.rpartition(".")
+    return kind.__name__ == name and (not module or getattr(sys.modules.get(module), name, None) is kind)
+
+
+def _hint(patterns: Sequence[str], parameters: Sequence[Named]) -> str:
+    pattern = patterns[0]
+    names = [one.name for one in parameters]
+    if pattern.startswith("type:"):
+        return nearest(pattern, {f"type:{type(one.module).__name__}" for one in parameters})
+    if pattern == "bias" or pattern in KINDS:
+        return "the model has none: set this rule to null"
+    if any(name.startswith(f"{pattern}.") for name in names):
+        return f"did you mean '{pattern}.*'?"
+    folders = {f"{name[:place]}.*" for name in names for place in range(len(name)) if name[place] == "."}
+    return nearest(pattern, folders | set(KINDS) if pattern.endswith("*") else {*names, *KINDS, "bias"})

@@ -1,0 +1,84 @@
+"""Any scheduler of torch's, or one written against its interface, as a function of time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast, final
+
+import torch
+from torch.optim import Optimizer
+
+from samewise.runner.errors import ConfigError, Problem
+
+from .base import SCHEDULED, Group, Options, Schedule, Span, Unit, require
+
+
+@final
+class TorchSchedule(Schedule):
+    """Runs a torch scheduler on stand-ins for the optimizers and reads off what it sets.
+
+    The scheduler is stepped once for each unit of time, from the beginning, also after resuming (10 microseconds a step): so it need not save its
+    state, and rounds as it would have. One that looks at metrics or at the parameters cannot be run ahead of training: write a
+    `Schedule` for it.
+
+    Args:
+        scheduler: The class with its settings, still without its optimizer (`_partial_: true` in the config).
+        unit: When it is stepped.
+    """
+
+    def __init__(self, *, scheduler: Callable[[Optimizer], Any], unit: Unit = "epoch") -> None:
+        super().__init__(unit=unit)
+        require(callable(scheduler), "scheduler", "is not a scheduler waiting for its optimizer", scheduler, "a class with `_partial_: true`")
+        self.scheduler = scheduler
+        self._defaults: dict[str, dict[str, Any]] = {}
+        self._bases: dict[str, list[Options]] = {}
+        self._running: dict[str, tuple[_StandIn, Any, int]] = {}
+
+    def attach(self, span: Span, groups: list[Group]) -> None:
+        super().attach(span, groups)
+        self._bases = {}
+        self._running = {}
+        for group in groups:
+            self._bases.setdefault(group.optimizer, []).append(dict(group.base))
+        for name in self._bases:
+            self._start(name)
+
+    def at(self, step: int, options: Options, group: Group) -> Options:
+        time = self.time(step)
+        if self._running[group.optimizer][2] > time:
+            self._start(group.optimizer)
+        stand_in, scheduler, now = self._running[group.optimizer]
+        for _ in range(time - now):
+            scheduler.step()
+        self._running[group.optimizer] = (stand_in, scheduler, time)
+        # groups of a ByOptimizer keep the numbers they have in their optimizer, so the index is right
+        held = stand_in.param_groups[group.index]
+        made = {**options, **{key: held[key] for key in options if held[key] != group.base[key]}}
+        if options["lr"] != group.base["lr"] != 0:  # chained after another: what this one does to the learning rate is a factor
+            made["lr"] = options["lr"] * (held["lr"] / group.base["lr"])
+        return made
+
+    def _start(self, name: str) -> None:
+        stand_in = _StandIn(self._bases[name])
+        try:
+            scheduler = self.scheduler(stand_in)
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigError(Problem("scheduler.scheduler", f"cannot be made: {error}", self.scheduler)) from None
+        step = getattr(scheduler, "step", None)
+        if not callable(step) or any(parameter.default is parameter.empty for parameter in inspect.signature(step).parameters.values()):
+            kind, hint = type(scheduler).__name__, "use samewise.runner.optim.schedules.Plateau, or subclass Schedule"
+            raise ConfigError(Problem("scheduler.scheduler", "its step() needs to be told something", kind, "a step() without arguments", hint))
+        stand_in.step()  # torch warns of a scheduler that steps before its optimizer
+        self._running[name] = (stand_in, scheduler, 0)
+
+
+class _StandIn(Optimizer):
+    """An optimizer with the groups' options and nothing to optimise."""
+
+    def __init__(self, groups: list[Options]) -> None:
+        defaults = {key: groups[0][key] for key in SCHEDULED if key in groups[0]}
+        super().__init__([{"params": [torch.zeros(())], **options} for options in groups], defaults)
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return cast(None, closure)

@@ -1,0 +1,174 @@
+"""What a schedule is: a function from the number of a step to the options of each parameter group."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, final
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from samewise.runner.errors import ConfigError, Problem
+
+Unit = Literal["step", "epoch"]
+Options = dict[str, Any]
+
+SCHEDULED: Final = ("lr", "momentum", "betas", "weight_decay")
+"""The options of a parameter group that a schedule sees and may set."""
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """One parameter group, as a schedule sees it.
+
+    Args:
+        optimizer: The name of its optimizer (of its phase).
+        index: Its place among the optimizer's groups.
+        base: Its options of `SCHEDULED` before any schedule touched them.
+    """
+
+    optimizer: str
+    index: int
+    base: Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True)
+class Span:
+    """The steps a schedule governs: all of training, or a part of it within `Sequential`."""
+
+    steps_per_epoch: int
+    total_steps: int
+
+    def steps(self, duration: int, unit: Unit) -> int:
+        """A duration in `unit`, in steps."""
+        return duration * self.steps_per_epoch if unit == "epoch" else duration
+
+    def time(self, step: int, unit: Unit) -> int:
+        """How many whole units have passed at `step`."""
+        return step // self.steps_per_epoch if unit == "epoch" else step
+
+    def length(self, unit: Unit) -> int:
+        """The span in `unit`, a last part of an epoch counted whole; at least 1."""
+        return max(1, math.ceil(self.total_steps / self.steps_per_epoch) if unit == "epoch" else self.total_steps)
+
+
+class Schedule(abc.ABC):
+    """A function of time: `before_step(k)` sets the same options whether or not the steps before `k` were taken.
+
+    Time is counted in `unit`: with `epoch` the options are constant within an epoch, as when `.step()` of a torch scheduler is called once an
+    epoch; with `step` they may change at every optimizer step. Steps and epochs are numbered from 0.
+
+    Args:
+        unit: `epoch` or `step`: what durations, milestones and decays count.
+    """
+
+    def __init__(self, *, unit: Unit = "epoch") -> None:
+        require(unit in ("step", "epoch"), "unit", "is not a unit of time", unit, "step or epoch")
+        self.unit: Unit = unit
+        self.span = Span(1, 1)
+        self._optimizers: dict[str, Optimizer] = {}
+        self._groups: list[Group] = []
+
+    @abc.abstractmethod
+    def at(self, step: int, options: Options, group: Group) -> Options:
+        """The options of `group` at `step`, made from `options`: its own, or what an earlier schedule of a `Chained` made of them.
+
+        Args:
+            step: The optimizer step, counted from the beginning of this schedule's span.
+            options: Those of `SCHEDULED` that the group has; not changed in place.
+            group: Which group it is.
+        """
+
+    def begin(self, optimizers: Mapping[str, Optimizer], *, steps_per_epoch: int, total_steps: int) -> None:
+        """Take charge of the optimizers: remember each group's options as they are, under `initial_lr` and so on.
+
+        An optimizer whose state was loaded from a checkpoint already carries its initial options; they are kept.
+        """
+        assert steps_per_epoch >= 1
+        self._optimizers = dict(optimizers)
+        self._groups = [
+            Group(name, index, {key: options.setdefault(f"initial_{key}", _plain(options[key])) for key in SCHEDULED if key in options})
+            for name, optimizer in self._optimizers.items()
+            for index, options in enumerate(optimizer.param_groups)
+        ]
+        self.attach(Span(steps_per_epoch, total_steps), self._groups)
+
+    def attach(self, span: Span, groups: list[Group]) -> None:
+        """Learn what is governed, and for how long. Schedules made of others attach those too."""
+        self.span = span
+
+    def before_step(self, step: int) -> None:
+        """Set the options for the optimizer step numbered `step` from 0. Any step, in any order."""
+        for group in self._groups:
+            options = self.at(step, dict(group.base), group)
+            # looked up each time: Optimizer.load_state_dict replaces the dicts
+            _assign(self._optimizers[group.optimizer].param_groups[group.index], options)
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Hear how good the model is; only a plateau listens."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What cannot be computed from the step: empty, but for a plateau."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def time(self, step: int) -> int:
+        """`step` in this schedule's unit."""
+        return self.span.time(step, self.unit)
+
+
+class LearningRate(Schedule):
+    """A schedule that sets nothing but the learning rate, from the time in its unit."""
+
+    @abc.abstractmethod
+    def rate(self, time: int, lr: float) -> float:
+        """The learning rate at `time` (in `unit`) of a group whose learning rate would be `lr`."""
+
+    @final
+    def at(self, step: int, options: Options, group: Group) -> Options:
+        return {**options, "lr": self.rate(self.time(step), options["lr"])}
+
+
+def require(holds: bool, argument: str, message: str, value: object, expected: str) -> None:
+    """Raise a ConfigError about a constructor's `argument` unless `holds`; whoever calls the constructor knows where in the config it is."""
+    if not holds:
+        raise ConfigError(Problem(argument, message, value, expected))
+
+
+def whole(value: object, *, least: int) -> bool:
+    """Whether `value` is an integer of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def number(value: object, *, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Whether `value` is a finite number from `least` to `most`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and least <= value <= most
+
+
+def ascending(values: object) -> bool:
+    """Whether `values` is a list of whole numbers from 1, each greater than the one before."""
+    if not isinstance(values, list | tuple):
+        return False
+    items: list[Any] = list(values)  # pyright: ignore[reportUnknownArgumentType]
+    return all(whole(item, least=1) for item in items) and all(a < b for a, b in itertools.pairwise(items))
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, Tensor) else value
+
+
+def _assign(target: dict[str, Any], options: Options) -> None:
+    for key, value in options.items():
+        held = target[key]
+        if isinstance(held, Tensor):  # a learning rate on the device: others hold on to the tensor itself
+            held.fill_(value)
+        else:
+            target[key] = value

@@ -1,0 +1,154 @@
+"""Schedules made of schedules: one after the other, all at once, one for each optimizer."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+from .base import Group, Options, Schedule, Span, Unit, ascending, require
+
+
+@final
+class Sequential(Schedule):
+    """One schedule after the other, as torch's SequentialLR: each begins at its own time 0 and with the groups' own options.
+
+    Args:
+        schedules: In their order, a list or, so that each can be overridden by name, a mapping. One that runs to the end of training runs to the end
+            of its part.
+        milestones: When the second, third, ... takes over, in `unit`, ascending: one fewer than schedules.
+        unit: What the milestones count; each schedule has a unit of its own.
+    """
+
+    def __init__(self, *, schedules: Sequence[Schedule] | Mapping[str, Schedule], milestones: Sequence[int], unit: Unit = "epoch") -> None:
+        super().__init__(unit=unit)
+        self.schedules = _named(schedules)
+        require(ascending(milestones), "milestones", "are not ascending times", milestones, "whole numbers from 1, each greater than the one before")
+        expected = f"one fewer than schedules: {len(schedules) - 1}"
+        require(len(milestones) == len(schedules) - 1, "milestones", "do not fit the number of schedules", milestones, expected)
+        self.milestones = tuple(milestones)
+        self._parts = tuple(self.schedules.values())
+        self._starts: list[int] = [0]
+        self._active = 0
+
+    def attach(self, span: Span, groups: list[Group]) -> None:
+        super().attach(span, groups)
+        self._starts = [0, *(span.steps(milestone, self.unit) for milestone in self.milestones)]
+        ends = [*self._starts[1:], span.total_steps]
+        for schedule, start, end in zip(self._parts, self._starts, ends, strict=True):
+            # shortened training may end before a part begins: that part is then never asked
+            schedule.attach(Span(span.steps_per_epoch, max(1, end - start)), groups)
+
+    def at(self, step: int, options: Options, group: Group) -> Options:
+        self._active = bisect_right(self._starts, step) - 1
+        return self._parts[self._active].at(step - self._starts[self._active], options, group)
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Only the schedule of the last step hears of it."""
+        self._parts[self._active].after_evaluation(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        states = _states(self.schedules)
+        # an evaluation may be the first thing after a checkpoint was loaded, before any step has said which part it is
+        return {"active": self._active, **states} if states else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._active = state.get("active", 0)
+        _load(self.schedules, state)
+
+
+@final
+class Chained(Schedule):
+    """All at once, as torch's ChainedScheduler: each is given the learning rate that the one before it made.
+
+    So factors (warm-ups, steps, exponentials, a cosine to 0, ...) multiply, in any order. A lowest learning rate (`eta_min`) is the lowest only of the
+    schedule that has it.
+
+    Args:
+        schedules: A list, or a mapping by names; each in a unit of its own: a warm-up in steps may be chained with milestones in epochs.
+    """
+
+    def __init__(self, *, schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> None:
+        super().__init__()
+        self.schedules = _named(schedules)
+
+    def attach(self, span: Span, groups: list[Group]) -> None:
+        super().attach(span, groups)
+        for schedule in self.schedules.values():
+            schedule.attach(span, groups)
+
+    def at(self, step: int, options: Options, group: Group) -> Options:
+        for schedule in self.schedules.values():
+            options = schedule.at(step, options, group)
+        return options
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        for schedule in self.schedules.values():
+            schedule.after_evaluation(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return _states(self.schedules)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _load(self.schedules, state)
+
+
+@final
+class ByOptimizer(Schedule):
+    """A schedule for each optimizer of a recipe that has several.
+
+    Args:
+        schedules: By the name of the optimizer's phase. An optimizer that is not named keeps its learning rate.
+    """
+
+    def __init__(self, *, schedules: Mapping[str, Schedule]) -> None:
+        super().__init__()
+        self.schedules = _named(schedules)
+
+    def attach(self, span: Span, groups: list[Group]) -> None:
+        super().attach(span, groups)
+        names = {group.optimizer for group in groups}
+        unknown = sorted(self.schedules.keys() - names)
+        problems = [Problem(f"scheduler.schedules.{name}", "is not an optimizer of this recipe", hint=nearest(name, names)) for name in unknown]
+        if problems:
+            raise ConfigError(*problems)
+        for name, schedule in self.schedules.items():
+            schedule.attach(span, [group for group in groups if group.optimizer == name])
+
+    def at(self, step: int, options: Options, group: Group) -> Options:
+        schedule = self.schedules.get(group.optimizer)
+        return schedule.at(step, options, group) if schedule else options
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        for schedule in self.schedules.values():
+            schedule.after_evaluation(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return _states(self.schedules)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _load(self.schedules, state)
+
+
+def _named(schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> dict[str, Schedule]:
+    named = dict(schedules) if isinstance(schedules, Mapping) else {str(index): schedule for index, schedule in enumerate(schedules)}
+    require(len(named) > 0, "schedules", "is empty", schedules, "at least one schedule")
+    for name, schedule in named.items():
+        require(_is_schedule(schedule), f"schedules.{name}", "is not a schedule", schedule, "a samewise.runner.optim.schedules.Schedule")
+    return named
+
+
+def _is_schedule(held: object) -> bool:
+    return isinstance(held, Schedule)
+
+
+def _states(schedules: Mapping[str, Schedule]) -> dict[str, Any]:
+    states = {name: state for name, schedule in schedules.items() if (state := schedule.state_dict())}
+    return {"schedules": states} if states else {}
+
+
+def _load(schedules: Mapping[str, Schedule], state: Mapping[str, Any]) -> None:
+    for name, part in state.get("schedules", {}).items():
+        schedules[name].load_state_dict(part)

@@ -1,0 +1,121 @@
+"""Learning rates that fall: at given times, steadily, or along a curve. Each is the closed form of torch's scheduler of that name."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import final
+
+from .base import LearningRate, Unit, ascending, number, require, whole
+
+
+@final
+class Constant(LearningRate):
+    """The optimizer's own learning rate, throughout."""
+
+    def rate(self, time: int, lr: float) -> float:
+        return lr
+
+
+@final
+class Step(LearningRate):
+    """`lr * gamma ** (time // step_size)`, as torch's StepLR.
+
+    Args:
+        step_size: How long each learning rate lasts, in `unit`.
+        gamma: The factor after each `step_size`.
+        unit: What `step_size` counts.
+    """
+
+    def __init__(self, *, step_size: int, gamma: float = 0.1, unit: Unit = "epoch") -> None:
+        super().__init__(unit=unit)
+        require(whole(step_size, least=1), "step_size", "is not a possible duration", step_size, "a whole number of at least 1")
+        require(number(gamma, least=0), "gamma", "is not a possible factor", gamma, "a number of at least 0")
+        self.step_size, self.gamma = step_size, gamma
+
+    def rate(self, time: int, lr: float) -> float:
+        return lr * self.gamma ** (time // self.step_size)
+
+
+@final
+class MultiStep(LearningRate):
+    """`lr * gamma ** (number of milestones reached)`, as torch's MultiStepLR.
+
+    Args:
+        milestones: When the learning rate is multiplied by `gamma`, in `unit`, ascending.
+        gamma: The factor at each milestone.
+        unit: What the milestones count.
+    """
+
+    def __init__(self, *, milestones: Sequence[int], gamma: float = 0.1, unit: Unit = "epoch") -> None:
+        super().__init__(unit=unit)
+        require(ascending(milestones), "milestones", "are not ascending times", milestones, "whole numbers from 1, each greater than the one before")
+        require(number(gamma, least=0), "gamma", "is not a possible factor", gamma, "a number of at least 0")
+        self.milestones, self.gamma = tuple(milestones), gamma
+
+    def rate(self, time: int, lr: float) -> float:
+        return lr * self.gamma ** bisect_right(self.milestones, time)
+
+
+@final
+class Exponential(LearningRate):
+    """`lr * gamma ** time`, as torch's ExponentialLR.
+
+    Args:
+        gamma: The factor in each unit of time.
+        unit: The unit of time.
+    """
+
+    def __init__(self, *, gamma: float, unit: Unit = "epoch") -> None:
+        super().__init__(unit=unit)
+        require(number(gamma, least=0), "gamma", "is not a possible factor", gamma, "a number of at least 0")
+        self.gamma = gamma
+
+    def rate(self, time: int, lr: float) -> float:
+        return lr * self.gamma**time
+
+
+@final
+class Cosine(LearningRate):
+    """Half a cosine from `lr` down to `eta_min`, as torch's CosineAnnealingLR (SGDR without restarts, arXiv 1608.03983).
+
+    Past `t_max` it rises again, as torch's does.
+
+    Args:
+        t_max: When `eta_min` is reached, in `unit`; None: at the end of training, or of this schedule's part of it.
+        eta_min: The lowest learning rate, the same for every group.
+        unit: What `t_max` counts.
+    """
+
+    def __init__(self, *, t_max: int | None = None, eta_min: float = 0.0, unit: Unit = "epoch") -> None:
+        super().__init__(unit=unit)
+        require(t_max is None or whole(t_max, least=1), "t_max", "is not a possible duration", t_max, "a whole number of at least 1, or null")
+        require(number(eta_min, least=0), "eta_min", "is not a possible learning rate", eta_min, "a number of at least 0")
+        self.t_max, self.eta_min = t_max, eta_min
+
+    def rate(self, time: int, lr: float) -> float:
+        turn = math.pi * time / (self.t_max or self.span.length(self.unit))
+        # 2 cos^2(x/2) = 1 + cos(x), without the cancellation near the lowest point
+        return self.eta_min + (lr - self.eta_min) * math.cos(turn / 2) ** 2
+
+
+@final
+class Polynomial(LearningRate):
+    """`lr * (1 - time / total) ** power`, then 0, as torch's PolynomialLR.
+
+    Args:
+        total: When 0 is reached, in `unit`; None: at the end of training, or of this schedule's part of it.
+        power: 1 is a straight line.
+        unit: What `total` counts.
+    """
+
+    def __init__(self, *, total: int | None = None, power: float = 1.0, unit: Unit = "epoch") -> None:
+        super().__init__(unit=unit)
+        require(total is None or whole(total, least=1), "total", "is not a possible duration", total, "a whole number of at least 1, or null")
+        require(number(power, least=0), "power", "is not a possible power", power, "a number of at least 0")
+        self.total, self.power = total, power
+
+    def rate(self, time: int, lr: float) -> float:
+        total = self.total or self.span.length(self.unit)
+        return lr * (1 - min(time, total) / total) ** self.power

@@ -1,0 +1,107 @@
+"""The one-cycle policy: the learning rate up and down again once, the momentum the other way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, final
+
+from samewise.runner.errors import ConfigError, Problem
+
+from .base import Group, Options, Schedule, Span, Unit, number, require, whole
+
+Phase = tuple[float, str, str, str, str]
+"""When it ends; learning rate at its beginning and end; momentum at its beginning and end."""
+
+
+@final
+class OneCycle(Schedule):
+    """torch's OneCycleLR (L. Smith, N. Topin: Super-Convergence, arXiv 1708.07120); after `total` the last values stay.
+
+    Args:
+        max_lr: The highest learning rate, one number or one for each group; None: each group's own learning rate.
+        total: The length of the cycle, in `unit`; None: to the end of training, or of this schedule's part of it.
+        pct_start: The share of the cycle in which the learning rate rises.
+        anneal: `cos` or `linear`.
+        cycle_momentum: Also move the momentum (or Adam's first beta) from `max_momentum` to `base_momentum` and back.
+        base_momentum: The momentum where the learning rate is highest.
+        max_momentum: The momentum at both ends.
+        div_factor: The first learning rate is the highest over this.
+        final_div_factor: The last learning rate is the first over this.
+        three_phase: Fall to the first learning rate as fast as it rose, then to the last.
+        unit: What `total` counts; each step by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_lr: float | Sequence[float] | None = None,
+        total: int | None = None,
+        pct_start: float = 0.3,
+        anneal: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float = 0.85,
+        max_momentum: float = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        unit: Unit = "step",
+    ) -> None:
+        super().__init__(unit=unit)
+        require(total is None or whole(total, least=1), "total", "is not a possible duration", total, "a whole number of at least 1, or null")
+        require(number(pct_start, least=0, most=1), "pct_start", "is not a share", pct_start, "a number from 0 to 1")
+        require(not three_phase or pct_start <= 0.5, "pct_start", "leaves no time for the third phase", pct_start, "at most 0.5 with three_phase")
+        require(anneal in ("cos", "linear"), "anneal", "is not a known curve", anneal, "cos or linear")
+        for name, value in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
+            require(number(value) and value > 0, name, "is not a possible divisor", value, "a number above 0")
+        for name, value in (("base_momentum", base_momentum), ("max_momentum", max_momentum)):
+            require(number(value, least=0, most=1), name, "is not a possible momentum", value, "a number from 0 to 1")
+        self.max_lr, self.total, self.pct_start, self.anneal = max_lr, total, pct_start, anneal
+        self.cycle_momentum, self.base_momentum, self.max_momentum = cycle_momentum, base_momentum, max_momentum
+        self.div_factor, self.final_div_factor, self.three_phase = div_factor, final_div_factor, three_phase
+
+    def attach(self, span: Span, groups: list[Group]) -> None:
+        super().attach(span, groups)
+        if isinstance(self.max_lr, Sequence):
+            counts = sorted({1 + max(other.index for other in groups if other.optimizer == group.optimizer) for group in groups})
+            require(counts == [len(self.max_lr)], "scheduler.max_lr", "has not one value for each parameter group", self.max_lr, f"{counts} values")
+        if self.cycle_momentum and not all("momentum" in group.base or "betas" in group.base for group in groups):
+            raise ConfigError(
+                Problem("scheduler.cycle_momentum", "the optimizer has neither momentum nor betas", True, hint="set scheduler.cycle_momentum=false")
+            )
+
+    def at(self, step: int, options: Options, group: Group) -> Options:
+        (_, lr_from, lr_to, momentum_from, momentum_to), share = self._phase(self.time(step))
+        highest = options["lr"] if self.max_lr is None else self.max_lr[group.index] if isinstance(self.max_lr, Sequence) else self.max_lr
+        first = highest / self.div_factor
+        values = {"first": first, "highest": highest, "last": first / self.final_div_factor, "base": self.base_momentum, "max": self.max_momentum}
+        made = {**options, "lr": self._between(values[lr_from], values[lr_to], share)}
+        if self.cycle_momentum:
+            momentum = self._between(values[momentum_from], values[momentum_to], share)
+            made |= {"betas": (momentum, *options["betas"][1:])} if "betas" in options else {"momentum": momentum}
+        return made
+
+    def _phase(self, time: int) -> tuple[Phase, float]:
+        """The phase that `time` lies in, and the share of it that has passed."""
+        total = self.total or self.span.length(self.unit)
+        rise = self.pct_start * total - 1
+        phases: list[Phase] = [(rise, "first", "highest", "max", "base")]
+        if self.three_phase:
+            phases.append((2 * self.pct_start * total - 2, "highest", "first", "base", "max"))
+        last: Phase = (total - 1, "first", "last", "max", "max") if self.three_phase else (total - 1, "highest", "last", "base", "max")
+        now, start = min(time, total - 1), 0.0
+        for phase in phases:
+            if now <= phase[0]:
+                return phase, _share(now, start, phase[0])
+            start = phase[0]
+        return last, _share(now, start, last[0])
+
+    def _between(self, start: float, end: float, share: float) -> float:
+        if self.anneal == "linear":
+            return (end - start) * share + start
+        return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1)
+
+
+def _share(now: float, start: float, end: float) -> float:
+    # a phase that ends as it begins, where torch divides by zero
+    return (now - start) / (end - start) if end != start else 1.0

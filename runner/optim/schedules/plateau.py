@@ -1,0 +1,97 @@
+"""A learning rate that falls when a metric no longer gets better: the one schedule with a state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, final
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+from .base import LearningRate, number, require, whole
+
+
+@final
+class Plateau(LearningRate):
+    """Multiply the learning rate by `factor` after more than `patience` evaluations without a better `metric`; torch's ReduceLROnPlateau.
+
+    It counts evaluations, so it has no unit of time; a change holds from the next step on.
+
+    Args:
+        metric: The metric to follow, with its split: `valid/loss`.
+        mode: `min` where less is better, `max` where more is.
+        factor: What the learning rate is multiplied by, below 1.
+        patience: How many evaluations without progress are put up with.
+        threshold: How much better counts as better.
+        threshold_mode: `rel`: a share of the best value; `abs`: a difference.
+        cooldown: Evaluations after a reduction in which nothing is counted.
+        min_lr: No learning rate falls below this.
+        eps: A reduction by this or less is not made.
+    """
+
+    def __init__(
+        self,
+        *,
+        metric: str = "valid/loss",
+        mode: Literal["min", "max"] = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: Literal["rel", "abs"] = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        require(bool(metric), "metric", "is not the name of a metric", metric, "a name such as valid/loss")
+        require(mode in ("min", "max"), "mode", "is neither", mode, "min or max")
+        require(number(factor, least=0) and factor < 1, "factor", "does not reduce", factor, "a number from 0 to below 1")
+        require(whole(patience, least=0), "patience", "is not a number of evaluations", patience, "a whole number of at least 0")
+        require(number(threshold, least=0), "threshold", "is not a possible threshold", threshold, "a number of at least 0")
+        require(threshold_mode in ("rel", "abs"), "threshold_mode", "is neither", threshold_mode, "rel or abs")
+        require(whole(cooldown, least=0), "cooldown", "is not a number of evaluations", cooldown, "a whole number of at least 0")
+        require(number(min_lr, least=0), "min_lr", "is not a possible learning rate", min_lr, "a number of at least 0")
+        require(number(eps, least=0), "eps", "is not a possible difference", eps, "a number of at least 0")
+        self.metric, self.mode, self.factor, self.patience = metric, str(mode), factor, patience
+        self.threshold, self.threshold_mode, self.cooldown, self.min_lr, self.eps = threshold, threshold_mode, cooldown, min_lr, eps
+        self.best = math.inf if self.mode == "min" else -math.inf
+        self.bad = 0
+        self.cooling = 0
+        self.reductions = 0
+
+    def rate(self, time: int, lr: float) -> float:
+        for _ in range(self.reductions):
+            lower = max(lr * self.factor, self.min_lr)
+            if lr - lower <= self.eps:
+                break
+            lr = lower
+        return lr
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Count this evaluation.
+
+        Raises:
+            ConfigError: there is no such metric.
+        """
+        if self.metric not in metrics:
+            raise ConfigError(Problem("scheduler.metric", "is not among the metrics of the evaluation", self.metric, hint=nearest(self.metric, metrics)))
+        current = float(metrics[self.metric])
+        if self._better(current):
+            self.best, self.bad = current, 0
+        else:
+            self.bad += 1
+        if self.cooling:
+            self.cooling, self.bad = self.cooling - 1, 0
+        if self.bad > self.patience:
+            self.reductions, self.cooling, self.bad = self.reductions + 1, self.cooldown, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "bad": self.bad, "cooling": self.cooling, "reductions": self.reductions}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.bad, self.cooling, self.reductions = state["best"], state["bad"], state["cooling"], state["reductions"]
+
+    def _better(self, current: float) -> bool:
+        sign = -1 if self.mode == "min" else 1
+        margin = self.best * (1 + sign * self.threshold) if self.threshold_mode == "rel" else self.best + sign * self.threshold
+        return current < margin if self.mode == "min" else current > margin

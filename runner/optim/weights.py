@@ -1,0 +1,201 @@
+"""Weights from a local file into a model, with every disagreement told by name."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+PATH: Final = "initialise.weights"
+WRAPPERS: Final = ("model", "state_dict", "model_state_dict", "model_ema", "net", "network")
+"""Where training scripts, and samewise's own checkpoints, keep the model among other things."""
+PREFIXES: Final = ("module.", "_orig_mod.", "model.")
+"""What data parallelism, torch.compile and trainer classes put before every name."""
+SHOWN: Final = 10
+
+
+@final
+@dataclass(frozen=True)
+class Loaded:
+    """What came from a file.
+
+    Args:
+        sha256: The file's; empty where there was none.
+        names: The entries of the model that were loaded.
+        missing: Those that were not in the file and stay as initialised.
+        unexpected: Those of the file that the model does not have.
+        excluded: Those of the file that `exclude` left out.
+    """
+
+    sha256: str = ""
+    names: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+
+def load_weights(
+    model: nn.Module,
+    file: str | None,
+    *,
+    sha256: str | None = None,
+    into: str | None = None,
+    strict: bool = True,
+    exclude: Sequence[str] | str = (),
+    parametrise: Callable[[], object] = lambda: None,
+) -> Loaded:
+    """Load a state_dict.
+
+    Args:
+        model: Changed in place.
+        file: A file that torch.save wrote, a .safetensors file, or a folder with a checkpoint of samewise; None: nothing is loaded.
+        sha256: What the file's must be, or begin with.
+        into: A module of the model to load into (`backbone.body`); None: the model itself.
+        strict: Whether names that only the file, or only the model, has are an error. Shapes that differ always are.
+        exclude: Patterns of names that are not taken from the file (`fc.*`).
+        parametrise: Parametrises the model's weights; called before loading where the file's are parametrised, else after.
+
+    Raises:
+        ConfigError: there is no such file, it is not a state_dict, or it does not fit.
+    """
+    if file is None:
+        parametrise()
+        return Loaded()
+    path = _located(file)
+    digest = _verified(path, sha256)
+    state = _unwrapped(_read(path))
+    parametrised = any("parametrizations." in name for name in state)
+    if parametrised:
+        parametrise()
+    target = _target(model, into)
+    patterns = [exclude] if isinstance(exclude, str) else list(exclude)
+    state = _fitting_prefix(state, target.state_dict())
+    _require_matches(patterns, state)
+    excluded = tuple(name for name in state if any(fnmatchcase(name, pattern) for pattern in patterns))
+    kept = {name: tensor for name, tensor in state.items() if name not in excluded}
+    loaded = _load(target, kept, patterns, strict=strict)
+    if not parametrised:
+        parametrise()
+    return Loaded(digest, *loaded, excluded)
+
+
+def _located(file: str) -> Path:
+    if "://" in str(file):
+        raise ConfigError(Problem(PATH, "is not a local file", file, "a path", "download it first, and note its sha256 in initialise.sha256"))
+    path = Path(file).expanduser()
+    path = path / "state.pt" if path.is_dir() else path
+    if not path.is_file():
+        near = [str(path.parent / other.name) for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = nearest(str(path), near) if near else f"there is no folder {path.parent}"
+        raise ConfigError(Problem(PATH, "there is no such file", str(file), hint=hint))
+    return path
+
+
+def _verified(path: Path, expected: str | None) -> str:
+    with path.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    if expected is not None and (len(str(expected)) < 8 or not digest.startswith(str(expected).lower())):
+        raise ConfigError(Problem("initialise.sha256", f"is not that of {path}", expected, digest, "the file is another one, or was cut short"))
+    return digest
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0] if str(error) else "not a pickle"
+        hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
+        raise ConfigError(Problem(PATH, f"holds more than tensors and plain values, or is damaged: {reason}", str(path), "a state_dict", hint)) from None
+    except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(Problem(PATH, f"cannot be read: {reason}", str(path), "a state_dict written by torch.save, or a .safetensors file")) from None
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load_file  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    except ImportError:
+        raise ConfigError(Problem(PATH, "needs the package safetensors", str(path), hint="pip install safetensors")) from None
+    try:
+        return cast("dict[str, Tensor]", load_file(path))
+    except Exception as error:
+        raise ConfigError(Problem(PATH, f"cannot be read: {error}", str(path), "a .safetensors file")) from None
+
+
+def _unwrapped(found: Any) -> dict[str, Tensor]:
+    """The state_dict in what the file holds."""
+    while isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in cast("Mapping[Any, Any]", found).values()):
+        inner = next((key for key in WRAPPERS if isinstance(found.get(key), Mapping)), None)  # pyright: ignore[reportUnknownMemberType]
+        if inner is None:
+            break
+        found = found[inner]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(found, Mapping) or not found:
+        raise ConfigError(Problem(PATH, "is not a state_dict", type(found).__name__, "names to tensors"))  # pyright: ignore[reportUnknownArgumentType]
+    entries = {str(name): value for name, value in cast("Mapping[Any, Any]", found).items()}
+    entries.pop("n_averaged", None)  # torch.optim.swa_utils.AveragedModel's own
+    wrong = [name for name, value in entries.items() if not isinstance(value, Tensor) and not name.endswith("_extra_state")]
+    if wrong:
+        expected = "names to tensors, as such or under one of: " + ", ".join(WRAPPERS)
+        raise ConfigError(Problem(PATH, f"is not a state_dict: '{wrong[0]}' is no tensor", type(entries[wrong[0]]).__name__, expected))
+    return entries
+
+
+def _fitting_prefix(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The names without what a wrapper put before all of them, unless the model has it itself."""
+    for prefix in (*PREFIXES, *PREFIXES):
+        if all(name.startswith(prefix) for name in state) and not any(name.startswith(prefix) for name in held):
+            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return state
+
+
+def _target(model: nn.Module, into: str | None) -> nn.Module:
+    if not into:
+        return model
+    modules = dict(model.named_modules())
+    if into not in modules:
+        raise ConfigError(Problem("initialise.into", "is not a module of the model", into, hint=nearest(into, modules)))
+    return modules[into]
+
+
+def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> None:
+    idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in state)]
+    if idle:
+        folders = {f"{name[:place]}.*" for name in state for place in range(len(name)) if name[place] == "."}
+        raise ConfigError(*(Problem("initialise.exclude", "matches nothing in the file", one, hint=nearest(one, folders | set(state))) for one in idle))
+
+
+def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Load; give the names that were loaded, missing and unexpected."""
+    held: dict[str, Any] = target.state_dict()
+    common = [name for name in state if name in held]
+    # files older than torch 0.4.1 do not count batches, and torch fills the count in; frozen batch norm has no use for it
+    missing = [name for name in held if name not in state and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in held and not name.endswith("num_batches_tracked")]
+    problems = [
+        Problem(PATH, f"the shape of '{name}' differs", list(state[name].shape), str(list(held[name].shape)), f"leave it out: initialise.exclude=['{name}']")
+        for name in common
+        if isinstance(held[name], Tensor) and state[name].shape != held[name].shape
+    ]
+    if strict:
+        wanted = [name for name in missing if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+        problems += [Problem(PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)) for name in wanted]
+        problems += [Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing)) for name in unexpected]
+    if not common:
+        problems = [Problem(PATH, "has no name in common with the model", sorted(state)[:3], f"such as {', '.join(list(held)[:3])}")]
+    if problems:
+        more = [Problem(PATH, f"and {len(problems) - SHOWN} more", hint="initialise.strict=false loads what fits by name")] if len(problems) > SHOWN else []
+        raise ConfigError(*problems[:SHOWN], *more)
+    target.load_state_dict({name: state[name] for name in common}, strict=False)
+    return tuple(common), tuple(missing), tuple(unexpected)

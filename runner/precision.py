@@ -1,0 +1,76 @@
+"""Number formats: fp32, tf32, bf16, and fp16 with loss scaling."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Precision:
+    """How the forward pass computes and how the backward pass is scaled. Weights and optimizer states stay float32.
+
+    Args:
+        dtype: What autocast computes in: float32 (no autocast), bfloat16 or float16 (with a dynamic loss scale).
+        tf32: Let CUDA round float32 matrix products and convolutions to TensorFloat-32.
+        initial_scale: float16's first loss scale.
+        growth_interval: Steps without overflow after which the scale doubles.
+    """
+
+    def __init__(self, *, dtype: str = "float32", tf32: bool = False, initial_scale: float = 65536.0, growth_interval: int = 2000) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(Problem("precision.dtype", "unknown number format", dtype, ", ".join(DTYPES), nearest(dtype, DTYPES)))
+        self._dtype = DTYPES[dtype]
+        self._tf32 = tf32
+        self._initial_scale = initial_scale
+        self._growth_interval = growth_interval
+        self._device = "cpu"
+        self._scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def begin(self, device: torch.device) -> None:
+        """Set the switches for `device`."""
+        self._device = device.type
+        torch.backends.cuda.matmul.allow_tf32 = self._tf32
+        torch.backends.cudnn.allow_tf32 = self._tf32
+        self._scaler = torch.amp.GradScaler(
+            device.type, init_scale=self._initial_scale, growth_interval=self._growth_interval, enabled=self._dtype is torch.float16
+        )
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context of every forward pass, in training and evaluation."""
+        return nullcontext() if self._dtype is None else torch.autocast(self._device, self._dtype)
+
+    def scale(self, total: Tensor) -> Tensor:
+        """The loss to call backward on."""
+        return self._scaler.scale(total) if self._scaler.is_enabled() else total
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Take the loss scale out of the gradients, before they are clipped or read."""
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Step; with float16, skip it when a gradient overflowed."""
+        if self._scaler.is_enabled():
+            self._scaler.step(optimizer)
+        else:
+            optimizer.step()
+
+    def update(self) -> None:
+        """Adapt the loss scale, once all of a step's optimizers have stepped."""
+        if self._scaler.is_enabled():
+            self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self._scaler.load_state_dict(state)

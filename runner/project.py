@@ -1,0 +1,113 @@
+"""The user's own project: which packages a config may name, and where further configs lie. Never read from a composed config."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+_KEYS = ("packages", "configs")
+
+
+@dataclass(frozen=True)
+class Project:
+    """What lies outside samewise and is trusted because the user, not a config, says so.
+
+    Args:
+        root: The folder of the project's pyproject.toml; the current folder where there is none.
+        packages: Importable packages that a `_target_` may name.
+        configs: Config folders, searched before samewise's own.
+    """
+
+    root: Path
+    packages: tuple[str, ...] = ()
+    configs: tuple[Path, ...] = ()
+
+
+def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Sequence[str | Path] = ()) -> Project:
+    """The project around `start`: the nearest pyproject.toml upward that has `[tool.samewise]`; its folder goes on `sys.path`.
+
+        [tool.samewise]
+        packages = ["my_lab"]
+        configs = "configs"
+
+    Args:
+        start: Where to begin; the current folder if not given.
+        packages: Further packages (the `--package` option).
+        configs: Further config folders (the `--config-dir` option), before the project's.
+
+    Raises:
+        ConfigError: the file cannot be read, names what does not exist, or has keys that are not known.
+    """
+    here = (start or Path.cwd()).resolve()
+    root, settings, problems = here, cast(Mapping[str, Any], {}), list[Problem]()
+    for folder in (here, *here.parents):
+        file = folder / "pyproject.toml"
+        table = _table(file) if file.is_file() else None
+        if table is not None:
+            root, settings = folder, table
+            problems += _wrong_settings(file, table)
+            break
+    if problems:
+        raise ConfigError(*problems)
+
+    _put_on_path(root)
+    named = (*packages, *settings.get("packages", ()))
+    folders = [Path(folder).expanduser().resolve() for folder in configs]
+    if "configs" in settings:
+        folders.append((root / settings["configs"]).resolve())
+    problems += [_no_package(name, root) for name in named if not _importable(name)]
+    problems += [
+        Problem(str(folder), "there is no such config folder", hint="make it, or correct `configs` or --config-dir")
+        for folder in folders
+        if not folder.is_dir()
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    return Project(root, tuple(dict.fromkeys(named)), tuple(dict.fromkeys(folders)))
+
+
+def _table(file: Path) -> Mapping[str, Any] | None:
+    """The file's `[tool.samewise]`, or None."""
+    try:
+        read = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(Problem(str(file), f"is not valid TOML: {error}")) from None
+    except OSError as error:
+        raise ConfigError(Problem(str(file), f"cannot be read: {error.strerror}")) from None
+    return read.get("tool", {}).get("samewise")
+
+
+def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
+    where = f"{file}: tool.samewise"
+    found = [Problem(f"{where}.{key}", "no such setting", table[key], hint=nearest(key, _KEYS)) for key in table if key not in _KEYS]
+    packages = table.get("packages", [])
+    if not isinstance(packages, list) or not all(isinstance(name, str) for name in cast(list[Any], packages)):
+        found.append(Problem(f"{where}.packages", "must be a list of names", packages, '["my_package"]'))
+    if not isinstance(table.get("configs", ""), str):
+        found.append(Problem(f"{where}.configs", "must be a folder", table["configs"], '"configs"'))
+    return found
+
+
+def _put_on_path(root: Path) -> None:
+    """Last, so that a project's folder can shadow neither the standard library nor an installed package."""
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+
+
+def _importable(name: str) -> bool:
+    try:
+        return all(part.isidentifier() for part in name.split(".")) and importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _no_package(name: str, root: Path) -> Problem:
+    here = [entry.name for entry in root.iterdir() if (entry / "__init__.py").is_file()]
+    return Problem("packages", "this package cannot be found", name, f"a package in {root} or an installed one", nearest(name, here))

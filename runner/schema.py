@@ -1,0 +1,204 @@
+"""The runner's own settings, typed: Hydra checks them as it composes. Components (models, data sets, optimizers) are checked by `check`.
+
+Each field's docstring is what `samewise show --help KEY` and docs/configs.md tell of it. Imports neither torch nor mlflow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Mode(StrEnum):
+    """Which way a metric improves."""
+
+    min = "min"
+    max = "max"
+
+
+class MemoryFormat(StrEnum):
+    """How images and convolution weights lie in memory."""
+
+    contiguous = "contiguous"
+    channels_last = "channels_last"
+
+
+@dataclass
+class Loader:
+    """How samples reach the device. Only `shuffle`, `drop_last` and `order` can change a result."""
+
+    num_workers: int = 0
+    """Processes that make samples; 0: the main process. Any number gives the same bits."""
+    prefetch_factor: int = 2
+    """Micro-batches each worker makes ahead."""
+    pin_memory: bool = True
+    """Page-locked memory for batches; used on CUDA only."""
+    shuffle: bool = True
+    """A new permutation each epoch, keyed by (seed, epoch)."""
+    drop_last: bool = True
+    """Leave out the last, smaller batch of an epoch in training."""
+    order: Any = None
+    """A component that orders an epoch otherwise (repeated augmentation, grouping by aspect ratio); null: `shuffle` decides."""
+
+
+@dataclass
+class Evaluate:
+    """When and how the validation split is evaluated."""
+
+    every_epochs: int | None = 1
+    """Evaluate after every so many epochs, and always at the end; null: only at the end."""
+    every_steps: int | None = None
+    """Evaluate after every so many steps instead."""
+    batch_size: int = 64
+    """Samples per evaluation batch."""
+    monitor: str = "valid/loss"
+    """The metric that says which checkpoint is best, and that plateau schedules and early stopping follow."""
+    mode: Mode = Mode.min
+    """Whether less or more of it is better."""
+
+
+@dataclass
+class Checkpoint:
+    """When checkpoints are written and which are kept. Changes no result."""
+
+    every_steps: int | None = None
+    """Write one every so many steps; null: by epochs only."""
+    every_epochs: int | None = 1
+    """Write one every so many epochs."""
+    keep_last: int = 2
+    """How many of the newest to keep."""
+    keep_best: int = 1
+    """How many of the best by `evaluate.monitor` to keep."""
+    keep_every_steps: int | None = None
+    """Keep for good each one whose step is a multiple of this."""
+    background: bool = True
+    """Write in a thread, so that training does not wait."""
+
+
+@dataclass
+class Trace:
+    """The record by which two runs are compared."""
+
+    every_steps: int = 1
+    """Record every so many steps; 0: never (and `verify` has nothing to compare)."""
+    layers_every_steps: int = 1
+    """Record a digest for each parameter every so many steps, by which the first differing layer is named; 0: never."""
+
+
+@dataclass
+class Tracking:
+    """Where metrics, configs and pictures go. Changes no result."""
+
+    enabled: bool = True
+    """False: the run's folder is the only record."""
+    uri: str = "sqlite:///${run_root}/mlflow.db"
+    """An MLflow tracking URI."""
+    experiment: str = "samewise"
+    """The MLflow experiment's name."""
+    artifact_location: str | None = None
+    """Where a new experiment keeps its artifacts; null: the store's own default, or a folder beside an SQLite file."""
+    run_name: str | None = None
+    """The MLflow run's name; null: the experiment's name and fingerprint."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """Further tags."""
+    send_every_s: float = 1.0
+    """Seconds between two sendings."""
+    flush_timeout_s: float = 30.0
+    """Seconds to wait at the end for a store that does not answer; what was not sent goes out with `samewise sync`."""
+    log_every_steps: int = 1
+    """Log the step's metrics every so many steps."""
+    log_checkpoint: bool = True
+    """Upload the best checkpoint as an artifact."""
+    log_system: bool = True
+    """Log CPU, memory and GPU use of the training process."""
+
+
+@dataclass
+class Reproducibility:
+    """Determinism, and what is done where it cannot be had."""
+
+    level: str = "strict"
+    """strict, portable or fast: the choice's own name, written into the run's tags."""
+    deterministic: bool = True
+    """Deterministic algorithms only; an operator that has none is an error that names it."""
+    benchmark: bool = False
+    """Let cuDNN choose algorithms by timing them."""
+    threads: int = 1
+    """torch's threads in the main process. The number changes bits, so it is part of the fingerprint."""
+    fill_uninitialized_memory: bool = False
+    """Fill new tensors with NaN under deterministic algorithms: finds reads of uninitialised memory, at a cost."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables set before torch is imported."""
+    other_environment: str = "refuse"
+    """What to do when a run is resumed where the environment would change its bits: refuse, or record (and lower the level)."""
+
+
+@dataclass
+class Experiment:
+    """The root of every config."""
+
+    name: str | None = None
+    """The run folder's first part; null: the choice of `experiment=`, else recipe, model and data set."""
+    seed: int = 0
+    """The key of all randomness."""
+    run_root: str = "runs"
+    """The folder that holds the runs and, by default, the MLflow store."""
+    device: Device = Device.auto
+    """auto, cpu or cuda."""
+    max_epochs: int = 10
+    """Passes over the training split."""
+    max_steps: int | None = None
+    """Stop after so many optimizer steps, if that comes first."""
+    batch_size: int = 64
+    """Samples an optimizer step sees, over all replicas and accumulation."""
+    replicas: int = 1
+    """Logical data-parallel workers; how many processes carry them does not change the result."""
+    accumulate: int = 1
+    """Micro-batches each replica adds up before the optimizer steps."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient; null: no clipping."""
+    memory_format: MemoryFormat = MemoryFormat.contiguous
+    """The layout of images and convolution weights."""
+
+    recipe: Any = MISSING
+    """The task: a samewise.runner.interfaces.Recipe."""
+    model: Any = MISSING
+    """The network: a torch.nn.Module."""
+    dataset: Any = MISSING
+    """Facts about the data, and its splits `train`, `valid` and, if there is one, `test`."""
+    transforms: Any = MISSING
+    """`train` and `eval`, each with `sample` (CPU, in the worker) and `batch` (on the device) lists."""
+    optimizer: Any = MISSING
+    """A torch.optim.Optimizer, partial; or several by phase."""
+    scheduler: Any = MISSING
+    """A samewise.runner.optim.schedules.Schedule."""
+    param_groups: dict[str, Any] = field(default_factory=dict)
+    """Parameter groups by pattern, with the options that differ from the optimizer's."""
+    initialise: Any = None
+    """Weights from a file, and initialisation by module type."""
+    precision: Any = MISSING
+    """fp32, tf32, bf16 or fp16."""
+    strategy: Any = MISSING
+    """Where the work runs."""
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """samewise.runner.interfaces.Callback by name."""
+
+    loader: Loader = field(default_factory=Loader)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    trace: Trace = field(default_factory=Trace)
+    tracking: Tracking = field(default_factory=Tracking)
+    reproducibility: Reproducibility = field(default_factory=Reproducibility)
+    launcher: Any = None
+    sweeper: Any = None

@@ -1,0 +1,190 @@
+"""Around the loop: the folder's lock, the resumed state, signals, and how the run ended, said in its summary and in MLflow whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+import traceback
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner import checkpoint, compose, environment, streams
+from samewise.runner.check.trial import misfit
+from samewise.runner.determinism import refused_operator
+from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError
+from samewise.runner.evaluation import measured, rehearse
+from samewise.runner.folder import read_json, write_atomically, write_json
+from samewise.runner.tracking.tracker import Silent, open_tracker
+
+if TYPE_CHECKING:
+    from samewise.runner.run import Run
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@contextmanager
+def session(run: Run) -> Generator[None]:
+    """Resume the run where its newest sound checkpoint stands, and see to it that it ends cleanly. Only the main process writes."""
+    status = "FAILED"
+    with ExitStack() as held, streams.preserved(), _signals(run):
+        run.level = run.strategy.first(partial(_open_folder, run, held, _surroundings(run)))
+        _restore(run)
+        run.tracker.start()
+        for callback in run.callbacks.values():
+            callback.on_start(run)
+        try:
+            if run.step == 0 and run.strategy.is_main:
+                rehearse(run)
+            yield
+            _leave_results(run)
+            status = "FINISHED"
+        except Interrupted:
+            status = "KILLED"
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                status = "KILLED"
+            explained = _explained(run, error)
+            run.strategy.abandon(explained)  # before anything that takes time: the other processes wait for this one
+            if run.strategy.is_main:
+                _leave_reason(run, error)
+            raise explained from error
+        finally:
+            _close(run, status)
+        run.ended = run.summary()
+        if run.strategy.is_main:
+            write_json(run.folder.summary, run.ended)
+        run.strategy.end()
+
+
+def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]]) -> str:
+    """Lock the folder and write down what is known at the start; the level of the promise."""
+    run.folder.create()
+    held.enter_context(run.folder.locked())
+    _write_down(run, surroundings)
+    return run.level
+
+
+def _surroundings(run: Run) -> list[Mapping[str, Any]]:
+    """What the environment of each process has that decides bits."""
+    return run.strategy.peers.gather(run.environment)
+
+
+def _restore(run: Run) -> None:
+    kept, state, problems = run.strategy.first(partial(checkpoint.newest_sound, run.folder.checkpoints))
+    if kept:
+        if state["fingerprint"] != run.fingerprint:
+            raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
+        run.load_state(state)
+    run.tracker = Silent()
+    if run.strategy.is_main:
+        for problem in problems:
+            print(f"warning: {problem}\n    the one before it is used", file=sys.stderr)
+        run.checkpoints.discard_after(run.step)
+        run.trace.open(run.step, state.get("trace", 0))
+        run.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
+
+
+def _leave_results(run: Run) -> None:
+    """Put what a person would look at, and the best checkpoint, among the artifacts."""
+    run.checkpoints.wait()
+    scores = run.scores or {"valid": measured(run, "valid", run.model)}  # resumed after the last evaluation: its scores were not saved
+    if run.strategy.is_main:
+        for name, score in scores.items():
+            folder = run.folder.artifacts / name
+            folder.mkdir(parents=True, exist_ok=True)
+            score.save_pictures(folder)
+
+
+def _close(run: Run, status: str) -> None:
+    for callback in run.callbacks.values():
+        callback.on_end(run)
+    if status != "FINISHED":
+        try:
+            run.checkpoints.wait()
+        except TrainingError as error:
+            print(f"warning: {error}", file=sys.stderr)
+    run.trace.close()
+    run.tracker.finish(status)
+
+
+@contextmanager
+def _signals(run: Run) -> Generator[None]:
+    """SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save, stop. A second Ctrl-C stops at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if run.strategy.stop_heard and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        run.strategy.ask_stop(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, ask) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _explained(run: Run, error: BaseException) -> BaseException:
+    """The error as a person can act on it, where it is one we know."""
+    error = run.strategy.peers.explained(error)
+    if isinstance(error, RuntimeError) and (problem := refused_operator(error)):
+        return TrainingError(problem)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        hint = "free some space, then give the same command again: it resumes"
+        return TrainingError(Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint))
+    if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError):
+        return ConfigError(misfit(error))
+    return error
+
+
+def _leave_reason(run: Run, error: BaseException) -> None:
+    """Leave the reason in the folder; the disk may be what failed, so this may not."""
+    try:
+        text = "".join(traceback.format_exception(error))
+        write_json(run.folder.path / "failure.json", {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text})
+    except (TrainingError, OSError) as second:
+        print(f"warning: {second}", file=sys.stderr)
+
+
+def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
+    """Leave the config and the environment in the folder; refuse, or lower the level, where the run was begun in one that gives other bits.
+
+    Args:
+        run: What is about to train.
+        surroundings: The environment of each of its processes.
+
+    Raises:
+        ConfigError: `reproducibility.other_environment` is refuse and something differs that decides bits.
+    """
+    _require_alike(run, surroundings)
+    before = read_json(run.folder.environment)
+    differing = environment.differences(before, run.environment) if before else []
+    if differing and checkpoint.found(run.folder.checkpoints):
+        if run.config.reproducibility.other_environment == "refuse":
+            raise ConfigError(
+                Problem(
+                    str(run.folder.path),
+                    "this run was begun where its bits would be others: " + "; ".join(differing),
+                    hint="go on there, give another name=, or accept other bits with reproducibility.other_environment=record",
+                )
+            )
+        run.level = "none"
+    facts = {"fingerprint": run.fingerprint, "level": run.level, "name": run.composed.name, "reproducibility": run.config.reproducibility.level}
+    write_json(run.folder.environment, {**run.environment, **facts})
+    write_atomically(run.folder.config, compose.dump(run.composed))
+
+
+def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
+    """Refuse, or lower the level, where the run's processes do not compute alike."""
+    for rank, other in enumerate(surroundings):
+        differing = [line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1) for line in environment.differences(run.environment, other)]
+        if differing and run.config.reproducibility.other_environment == "refuse":
+            hint = "give it machines of one kind, or accept other bits with reproducibility.other_environment=record"
+            raise ConfigError(Problem(f"rank {rank}", "computes on a machine whose bits are others: " + "; ".join(differing), hint=hint))
+        if differing:
+            run.level = "none"

@@ -1,0 +1,112 @@
+"""How the processes of a run are started, find each other, and share the machine's devices."""
+
+from __future__ import annotations
+
+import os
+from typing import final
+
+import torch
+import torch.distributed as dist
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.launch import is_rank
+from samewise.runner.strategies.base import device_named
+from samewise.runner.strategies.peers import Peers, join
+
+BACKENDS = ("gloo", "nccl")
+
+
+@final
+class Ranks:
+    """The settings of a strategy that runs in several processes; its `join` is called in each of them.
+
+    Args:
+        nproc: Processes that `samewise train` starts on this machine; null: one (under torchrun: as many as it has started).
+        backend: gloo or nccl; null: nccl where each process has a CUDA device of its own, else gloo.
+        share_devices: Let several processes compute on one CUDA device, over gloo.
+        join_timeout_s: Seconds to wait for all processes to arrive.
+        timeout_s: Seconds that an exchange may take before the run ends with an error.
+        max_restarts: How often to start again, from the last checkpoint, when a process dies.
+        grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
+    """
+
+    def __init__(
+        self,
+        *,
+        nproc: int | None = None,
+        backend: str | None = None,
+        share_devices: bool = False,
+        join_timeout_s: float = 60.0,
+        timeout_s: float = 600.0,
+        max_restarts: int = 0,
+        grace_s: float = 120.0,
+    ) -> None:
+        self._nproc = nproc
+        self._backend = backend
+        self._share_devices = share_devices
+        self._join_timeout_s = join_timeout_s
+        self._timeout_s = timeout_s
+        lowest = {
+            "nproc": (nproc, 1),
+            "join_timeout_s": (join_timeout_s, 1),
+            "timeout_s": (timeout_s, 1),
+            "max_restarts": (max_restarts, 0),
+            "grace_s": (grace_s, 0),
+        }
+        for name, (value, least) in lowest.items():
+            if value is not None and value < least:
+                raise ConfigError(Problem(name, "is too small", value, f"at least {least}"))
+        if backend is not None and backend not in BACKENDS:
+            message = "this torch is built without MPI" if backend == "mpi" else "no such backend"
+            raise ConfigError(Problem("backend", message, backend, " or ".join(BACKENDS)))
+        if backend == "nccl" and not dist.is_nccl_available():
+            raise ConfigError(Problem("backend", "this torch is built without NCCL", backend, "gloo"))
+
+    @property
+    def size(self) -> int:
+        """How many processes the run has: those that were started, whoever did it. A process that was started alone carries everything."""
+        return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
+
+    def wanted(self, device: str, *, otherwise: int) -> int:
+        """How many processes `samewise train` is to start on this machine.
+
+        Args:
+            device: auto, cpu or cuda.
+            otherwise: What `nproc=null` means.
+
+        Raises:
+            ConfigError: there are not devices enough, or others were started than the config says.
+        """
+        wanted = self._nproc or otherwise
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
+        if local and self._nproc and local != self._nproc:
+            raise ConfigError(Problem("strategy.nproc", f"{local} processes were started on this machine", self._nproc, f"{local}, or null"))
+        devices = torch.cuda.device_count() if device != "cpu" else 0
+        if devices and wanted > devices and not self._share_devices:
+            raise ConfigError(
+                Problem(
+                    "strategy.nproc",
+                    f"there are {devices} CUDA devices for {wanted} processes",
+                    wanted,
+                    f"at most {devices}",
+                    "strategy.share_devices=true lets several processes share a device",
+                )
+            )
+        return wanted
+
+    def join(self, device: str) -> tuple[Peers, torch.device]:
+        """Meet the other processes. Returns them and this process's device.
+
+        Raises:
+            ConfigError: they do not come, or there are not devices enough.
+        """
+        local = int(os.environ.get("LOCAL_RANK", "0")) if is_rank() else 0
+        wanted = self._device(device, local)
+        backend = self._backend or ("nccl" if wanted.type == "cuda" and not self._share_devices else "gloo")
+        return join(backend=backend, join_timeout_s=self._join_timeout_s, timeout_s=self._timeout_s), wanted
+
+    def _device(self, device: str, local: int) -> torch.device:
+        if device == "cpu" or not is_rank() or not torch.cuda.is_available():
+            return device_named(device)
+        torch.cuda.set_device(local % torch.cuda.device_count())
+        return device_named(device)

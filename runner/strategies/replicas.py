@@ -1,0 +1,236 @@
+"""The replicas that one process carries, one after the other; and how the ranks' partial sums of gradients are exchanged meanwhile."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from samewise.runner.errors import Problem, TrainingError
+from samewise.runner.strategies.peers import Processes, all_gather, packed, unpacked
+from samewise.runner.strategies.tree import Bucket, Flat, ReplicaBuffers, additions, buckets
+
+
+class Exchange(abc.ABC):
+    """Turns this process's sums into those over all processes."""
+
+    shards = 1
+    """Into how many parts of one length a buffer is cut."""
+    overlaps = False
+    """Whether it gains by being started before the backward pass is over."""
+
+    @abc.abstractmethod
+    def start(self, flat: Flat) -> None:
+        """Begin with the next bucket's sum. Every process does so for the same buckets in the same order."""
+
+    @abc.abstractmethod
+    def finish(self) -> list[Flat]:
+        """The sums over all processes, in the order in which they were started."""
+
+    @abc.abstractmethod
+    def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
+        """Make rank 0's values everyone's."""
+
+
+@final
+class NoExchange(Exchange):
+    """One process carries all replicas."""
+
+    def __init__(self) -> None:
+        self._sums: list[Flat] = []
+
+    def start(self, flat: Flat) -> None:
+        self._sums.append(flat)
+
+    def finish(self) -> list[Flat]:
+        sums, self._sums = self._sums, []
+        return sums
+
+    def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
+        """They are."""
+
+
+@final
+class TreeExchange(Exchange):
+    """Adds the ranks' sums in the upper levels of the replicas' tree.
+
+    Each rank receives its shard of every rank's sum (all-to-all), adds them in the tree's order, and the shards' sums are gathered: the traffic of
+    a ring all-reduce, in a fixed order. A bucket is gathered when the next one is started, so that the wire is busy while the backward pass goes on.
+
+    Args:
+        peers: The ranks.
+        parts: The replicas of each rank.
+        overlap: Start while the backward pass is running.
+    """
+
+    def __init__(self, peers: Processes, parts: Sequence[range], *, overlap: bool) -> None:
+        self.shards = peers.size
+        self.overlaps = overlap
+        self._peers = peers
+        self._order = additions(parts)
+        self._received: list[Tensor] = []  # a buffer a bucket, kept from step to step
+        self._started: list[tuple[Flat, Any]] = []
+        self._gathered: list[Any] = []
+
+    def start(self, flat: Flat) -> None:
+        number = len(self._started)
+        if number == len(self._received):
+            self._received.append(torch.empty_like(flat.tensor))
+        self._peers.doing = f"exchanging bucket {number} of the gradients"
+        work = dist.all_to_all_single(self._received[number], flat.tensor, async_op=True)
+        self._started.append((flat, work))
+        self._gather(before=number)
+
+    def _gather(self, *, before: int) -> None:
+        for number in range(len(self._gathered), before):
+            flat, work = self._started[number]
+            work.wait()
+            rows = self._received[number].view(self.shards, -1)
+            for left, right in self._order:
+                rows[left].add_(rows[right])
+            self._gathered.append(all_gather(flat.tensor, rows[0], async_op=True))
+
+    def finish(self) -> list[Flat]:
+        self._gather(before=len(self._started))
+        for work in self._gathered:
+            work.wait()
+        sums = [flat for flat, _ in self._started]
+        self._started, self._gathered = [], []
+        return sums
+
+    def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
+        if tensors:
+            self._peers.doing = "sharing batch norm's statistics"
+            flat, offsets = packed(list(tensors))
+            dist.broadcast(flat, 0)
+            if self._peers.rank > 0:
+                put(unpacked(flat, list(tensors), offsets))
+
+
+class Carried(abc.ABC):
+    """How the replicas of this process come to the step's gradient."""
+
+    @abc.abstractmethod
+    def micro_batch(self, number: int) -> Any:
+        """Around a forward and backward pass."""
+
+    @abc.abstractmethod
+    def close(self) -> list[list[bool]]:
+        """After the last: exchange what is left. Returns which parameters had a gradient here, by bucket."""
+
+    @abc.abstractmethod
+    def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
+        """Make the sums the parameters' gradients; `touched` is what `close` gave, of all processes."""
+
+
+@final
+class OneReplica(Carried):
+    """Nothing is to be added up: the gradients stay as the backward pass has left them."""
+
+    @contextmanager
+    def micro_batch(self, number: int) -> Generator[None]:
+        yield
+
+    def close(self) -> list[list[bool]]:
+        return []
+
+    def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
+        """They are there."""
+
+
+@final
+class Replicas(Carried):
+    """Some of the run's replicas, in this process.
+
+    Args:
+        model: Theirs, one for all.
+        carried: Their numbers, a subtree.
+        accumulate: Micro-batches of each.
+        exchange: With the processes that carry the others.
+        bucket_mb: MiB of gradients that are exchanged at a time.
+    """
+
+    def __init__(self, model: nn.Module, carried: range, *, accumulate: int, exchange: Exchange, bucket_mb: float) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._buckets = buckets(trained, megabytes=bucket_mb, shards=exchange.shards)
+        self._buffers = ReplicaBuffers(model)
+        self._carried = carried
+        self._accumulate = accumulate
+        self._exchange = exchange
+        self._at = -1  # place among the carried of the replica at work
+        self._last = False
+        self._sent = 0  # buckets whose exchange has begun
+        self._waiting: list[set[int]] = []
+        if exchange.overlaps:
+            for number, bucket in enumerate(self._buckets):
+                for place, parameter in enumerate(bucket.parameters):
+                    parameter.register_post_accumulate_grad_hook(self._hook(number, place))
+
+    @contextmanager
+    def micro_batch(self, number: int) -> Generator[None]:
+        replica = number // self._accumulate
+        place = replica - self._carried.start
+        if place != self._at:
+            self._add_up_to(self._at)
+            self._at = place
+            self._buffers.begin(replica)
+        self._last = number == self._carried.stop * self._accumulate - 1
+        if self._last:
+            self._waiting = [set(range(len(bucket.parameters))) for bucket in self._buckets]
+        yield
+        self._last = False
+
+    def close(self) -> list[list[bool]]:
+        for bucket in self._buckets[: self._sent]:
+            if any(parameter.grad is not None for parameter in bucket.parameters):
+                raise TrainingError(
+                    Problem("strategy.overlap", "a parameter had a gradient twice in one backward pass", True, hint="set strategy.overlap=false")
+                )
+        for bucket in self._buckets[self._sent :]:
+            self._add(bucket, self._at)
+            while bucket.added < len(self._carried):
+                bucket.add_nothing()
+            self._send(bucket)
+        self._sent, self._at = 0, -1
+        self._buffers.finish()
+        return [bucket.touched for bucket in self._buckets]
+
+    def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
+        sums = self._exchange.finish()
+        self._exchange.follow_first(self._buffers.tensors, self._buffers.set)
+        for bucket, flat, marks in zip(self._buckets, sums, zip(*touched, strict=True), strict=True):
+            bucket.give_back(flat, [any(mark) for mark in zip(*marks, strict=True)])
+
+    def _add_up_to(self, place: int) -> None:
+        for bucket in self._buckets:
+            self._add(bucket, place)
+
+    def _add(self, bucket: Bucket, place: int) -> None:
+        """Add the replica at `place`, whose gradients the parameters hold; those before it that were left out had no samples."""
+        while bucket.added < place:
+            bucket.add_nothing()
+        if place >= 0:
+            bucket.add()
+
+    def _send(self, bucket: Bucket) -> None:
+        self._exchange.start(bucket.total())
+        self._sent += 1
+
+    def _hook(self, number: int, place: int) -> Callable[[Tensor], None]:
+        """What to do when a parameter has its gradient: in the last backward pass, send its bucket once it is full, and those before it are sent."""
+
+        def ready(_: Tensor) -> None:
+            if not self._last:
+                return
+            self._waiting[number].discard(place)
+            while self._sent < len(self._buckets) and not self._waiting[self._sent]:
+                bucket = self._buckets[self._sent]
+                self._add(bucket, self._at)
+                self._send(bucket)
+
+        return ready

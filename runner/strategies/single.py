@@ -1,0 +1,56 @@
+"""One process on one device, carrying all replicas one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import final
+
+import torch
+from torch import nn
+
+from samewise.runner.strategies.base import Strategy, Tally, added, device_named
+from samewise.runner.strategies.replicas import Carried, NoExchange, OneReplica, Replicas
+
+
+@final
+class Single(Strategy):
+    """The work of all replicas in this process: what many would compute, to the bit, only more slowly.
+
+    Args:
+        rank_invariant: Says to the fingerprint that how many processes there are does not matter.
+    """
+
+    level = "R2"  # what it computes is what `strategy=elastic` computes on any number of ranks, and both have one fingerprint
+
+    def __init__(self, *, rank_invariant: bool = True) -> None:
+        super().__init__()
+        self._device = torch.device("cpu")
+        self._replicas = 1
+        self._accumulate = 1
+        self._carried: Carried = OneReplica()
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def begin(self, device: str, replicas: int, accumulate: int) -> None:
+        self._device = device_named(device)
+        self._replicas = replicas
+        self._accumulate = accumulate
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if self._replicas > 1:
+            self._carried = Replicas(model, range(self._replicas), accumulate=self._accumulate, exchange=NoExchange(), bucket_mb=float("inf"))
+        return model
+
+    @property
+    def micro_batches(self) -> Sequence[int]:
+        return range(self._replicas * self._accumulate)
+
+    def micro_batch(self, number: int) -> AbstractContextManager[None]:
+        return self._carried.micro_batch(number)
+
+    def reduce(self, tallies: Sequence[Tally]) -> Tally:
+        self._carried.give_back([self._carried.close()])
+        return added(tallies)

@@ -1,0 +1,185 @@
+"""The sum of gradients over replicas in one fixed binary tree, whoever carries which: neighbours first, then pairs of pairs, as a tournament.
+
+The tree over n replicas splits off the largest power of two below n to the left. A rank carries one subtree and adds it up by a binary counter; the
+ranks' partial sums are then added in the tree's upper levels, so the result depends on the replicas' numbers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT = 512
+"""Bytes. Some CUDA kernels add in another order where a tensor is not aligned: each gradient lies as it would in memory of its own."""
+
+
+def subtrees(replicas: int, ranks: int) -> list[range]:
+    """The replicas of each rank: subtrees of the tree, the largest split first. All have one size where `replicas / ranks` is a power of two."""
+    assert 1 <= ranks <= replicas
+    parts = [range(replicas)]
+    while len(parts) < ranks:
+        place = max(range(len(parts)), key=lambda number: len(parts[number]))
+        parts[place : place + 1] = _halves(parts[place])
+    return parts
+
+
+def additions(parts: Sequence[range]) -> list[tuple[int, int]]:
+    """In which order to add up the parts' sums: (left, right) means `left += right`; the sum of all is then in the first."""
+    order: list[tuple[int, int]] = []
+    number = {part: place for place, part in enumerate(parts)}
+
+    def descend(node: range) -> int:
+        if node in number:
+            return number[node]
+        left, right = (descend(half) for half in _halves(node))
+        order.append((left, right))
+        return left
+
+    descend(range(parts[0].start, parts[-1].stop))
+    return order
+
+
+def _halves(node: range) -> list[range]:
+    left = 1 << ((len(node) - 1).bit_length() - 1)
+    return [node[:left], node[left:]]
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A buffer with room for a bucket's gradients, and a view of it for each."""
+
+    tensor: Tensor
+    views: list[Tensor]
+
+
+@final
+class Bucket:
+    """Some parameters and the tree sum of their gradients: at most log2(replicas) + 1 flat buffers, kept from step to step.
+
+    Args:
+        parameters: Of one dtype, on one device.
+        shards: The buffers' length is a multiple of this.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], *, shards: int = 1) -> None:
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        step = max(ALIGNMENT // first.element_size(), 1)
+        self._offsets, end = list[int](), 0
+        for parameter in self.parameters:
+            self._offsets.append(end)
+            end += -(-parameter.numel() // step) * step
+        self.length = -(-end // (shards * step)) * shards * step
+        self.touched = [False] * len(self.parameters)
+        """Which parameters have had a gradient from a replica carried here, in this step."""
+        self.added = 0
+        """Replicas added in this step."""
+        self._partial: list[tuple[int, Flat]] = []  # (height of the subtree, its sum), heights falling
+        self._free: list[Flat] = []
+        self._given: list[Flat] = []
+
+    def add(self) -> None:
+        """Take the parameters' gradients as the next replica's, and clear them."""
+        flat = self._buffer()
+        for number, (parameter, view) in enumerate(zip(self.parameters, flat.views, strict=True)):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+                self.touched[number] = True
+                parameter.grad = None
+        self._climb(flat)
+
+    def add_nothing(self) -> None:
+        """The next replica had no samples."""
+        flat = self._buffer()
+        flat.tensor.zero_()
+        self._climb(flat)
+
+    def total(self) -> Flat:
+        """The sum over all replicas added. What is left over is added from the right."""
+        _, flat = self._partial.pop()
+        while self._partial:
+            flat = self._onto(self._partial.pop()[1], flat)
+        self._given = [flat]
+        return flat
+
+    def give_back(self, flat: Flat, touched: Sequence[bool]) -> None:
+        """Make the sum the parameters' gradients; those that no replica has touched stay without one. A new step begins."""
+        for parameter, view, wanted in zip(self.parameters, flat.views, touched, strict=True):
+            parameter.grad = view if wanted else None
+        self.touched = [False] * len(self.parameters)
+        self.added = 0
+
+    def new_buffer(self) -> Flat:
+        """Zeros, with views in the parameters' shapes."""
+        first = self.parameters[0]
+        tensor = torch.zeros(self.length, dtype=first.dtype, device=first.device)
+        views = [tensor[start : start + p.numel()].view(p.shape) for start, p in zip(self._offsets, self.parameters, strict=True)]
+        return Flat(tensor, views)
+
+    def _buffer(self) -> Flat:
+        if self.added == 0:  # the gradients that the last step gave back are gone by now
+            self._free += self._given
+            self._given = []
+        return self._free.pop() if self._free else self.new_buffer()
+
+    def _climb(self, flat: Flat) -> None:
+        height = 0
+        while self._partial and self._partial[-1][0] == height:
+            flat = self._onto(self._partial.pop()[1], flat)
+            height += 1
+        self._partial.append((height, flat))
+        self.added += 1
+
+    def _onto(self, left: Flat, right: Flat) -> Flat:
+        left.tensor.add_(right.tensor)
+        self._free.append(right)
+        return left
+
+
+def buckets(parameters: Sequence[nn.Parameter], *, megabytes: float, shards: int) -> list[Bucket]:
+    """The parameters in buckets of about so many MiB, in the order in which the backward pass reaches them; each of one dtype and device."""
+    made, row, size = list[Bucket](), list[nn.Parameter](), 0
+    for parameter in reversed(parameters):
+        if row and (size >= megabytes * 2**20 or (parameter.dtype, parameter.device) != (row[0].dtype, row[0].device)):
+            made.append(Bucket(row, shards=shards))
+            row, size = [], 0
+        row.append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    return [*made, *([Bucket(row, shards=shards)] if row else [])]
+
+
+@final
+class ReplicaBuffers:
+    """Batch norm's running statistics: each replica starts from the step's, and replica 0's are kept."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = [buffer for _, buffer in model.named_buffers()]
+        self._start: list[Tensor] = []
+        self._kept: list[Tensor] = []
+
+    def begin(self, replica: int) -> None:
+        """Before a replica's first forward pass."""
+        if not self._start:
+            self._start = [buffer.clone() for buffer in self.tensors]
+        if replica > 0:
+            if not self._kept:  # what replica 0 has left, or the step's start where that is carried elsewhere or had no samples
+                self._kept = [buffer.clone() for buffer in self.tensors]
+            self.set(self._start)
+
+    def finish(self) -> None:
+        """After the last replica of the step."""
+        if self._kept:
+            self.set(self._kept)
+        self._start, self._kept = [], []
+
+    @torch.no_grad()
+    def set(self, values: Sequence[Tensor]) -> None:
+        """Overwrite them all."""
+        for buffer, value in zip(self.tensors, values, strict=True):
+            buffer.copy_(value)

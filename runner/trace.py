@@ -1,0 +1,148 @@
+"""The trace: a line of digests for every step, chained, by which two runs are compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from struct import pack
+from typing import Any, BinaryIO
+
+from torch import nn
+
+from samewise.runner.digest import combined, digests, value_digest
+
+# In the order in which a step computes them: the first that differs says where the step parted.
+STAGES = {
+    "batch": "the data: another batch was loaded",
+    "input": "the transforms: the same batch became another input",
+    "loss": "the forward pass: the same input gave another loss",
+    "gradients": "the backward pass: the same loss gave other gradients",
+    "weights": "the optimizer: the same gradients gave other weights",
+}
+
+
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Trace:
+    """Writes `trace.jsonl`. Its first line names the parameters and buffers; each further line is one step's.
+
+    A line holds no time and no path, so two runs that are the same have the same file.
+
+    Args:
+        path: The file.
+        model: Its parameters' gradients, and its state, are digested.
+        every_steps: Record every so many steps; 0: never.
+        layers_every_steps: Record a digest for each parameter every so many steps; 0: never.
+    """
+
+    def __init__(self, path: Path, model: nn.Module, *, every_steps: int = 1, layers_every_steps: int = 1) -> None:
+        self._path = path
+        self._every = every_steps
+        self._layers_every = layers_every_steps
+        self._parameters = list(model.parameters())
+        self._state = list(model.state_dict(keep_vars=True).values())
+        self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(model.state_dict())}
+        self._chain = 0
+        self._file: BinaryIO | None = None
+        self.last: dict[str, Any] = {}
+        """The newest line."""
+
+    def open(self, step: int, chain: int) -> None:
+        """Go on after `step`: what the file holds beyond it is cut off, since it will be computed again."""
+        self._chain = chain
+        if not self._every:
+            return
+        if not _cut(self._path, after=step):
+            self._path.write_text(json.dumps({"format": 1, **self._names}, separators=(",", ":")) + "\n")
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+
+    def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
+        """Write the step's line. Call it when the optimizer has stepped and the gradients are still there."""
+        if not self._file or step % self._every:
+            return
+        gradients = digests([parameter.grad for parameter in self._parameters])
+        weights = digests(self._state)
+        total = combined(gradients), combined(weights)
+        self._chain = combined([self._chain, batch, inputs, *total])
+        line: dict[str, Any] = {
+            "step": step,
+            "batch": f"{batch:016x}",
+            "input": f"{inputs:016x}",
+            "loss": loss.hex(),
+            "gradients": f"{total[0]:016x}",
+            "weights": f"{total[1]:016x}",
+            "chain": f"{self._chain:016x}",
+        }
+        if self._layers_every and step % self._layers_every == 0:
+            line["layers"] = {"gradients": _short(gradients), "weights": _short(weights)}
+        self.last = line
+        self._file.write(f"{_ENCODE(line)}\n".encode())
+
+    def seen(self, batch: Any, inputs: Any) -> tuple[tuple[int, int], ...]:
+        """The digests of a micro-batch as it was loaded and as the model got it; none where nothing is recorded."""
+        return ((value_digest(batch), value_digest(inputs)),) if self._every else ()
+
+    @property
+    def chain(self) -> int:
+        return self._chain
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+
+def _cut(path: Path, *, after: int) -> bool:
+    """Cut off the lines beyond the step, and one that is torn. False where the file holds nothing worth keeping."""
+    if not after or not path.exists():
+        return False
+    with open(path, "r+b") as file:
+        end = 0
+        for line in file:
+            try:
+                if json.loads(line).get("step", 0) > after:
+                    break
+            except json.JSONDecodeError:
+                break
+            end += len(line)
+        file.truncate(end)
+    return end > 0
+
+
+def _short(numbers: Sequence[int]) -> str:
+    """32 bits of each digest, in hexadecimal: enough to see which layer differs."""
+    return pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers)).hex()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with open(path) as file:
+        for text in file:
+            try:
+                yield json.loads(text)
+            except json.JSONDecodeError:
+                return  # the line that was being written when the process was killed
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """A trace's head and its lines by step. An absent file is an empty trace."""
+    lines = list(_lines(path)) if path.exists() else []
+    head = lines[0] if lines and "step" not in lines[0] else {}
+    return head, {line["step"]: line for line in lines if "step" in line}
+
+
+def parting(head: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> tuple[str, str] | None:
+    """Where two lines of the same step part: (stage, layer), the layer empty where none is named; None where they agree."""
+    for stage in STAGES:
+        if first.get(stage) == second.get(stage):
+            continue
+        layers = first.get("layers", {}).get(stage), second.get("layers", {}).get(stage)
+        return stage, _first_layer(head.get(stage, []), *layers, backward=stage == "gradients") if all(layers) else ""
+    return None
+
+
+def _first_layer(names: Sequence[str], first: str, second: str, *, backward: bool) -> str:
+    """The first differing name in the order of computation: the backward pass reaches the last layers first."""
+    differing = [name for number, name in enumerate(names) if first[8 * number : 8 * number + 8] != second[8 * number : 8 * number + 8]]
+    return (differing[-1] if backward else differing[0]) if differing else ""

@@ -1,0 +1,91 @@
+"""Tracking addresses: what a `tracking.uri` means, found out without importing mlflow."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+_SQL = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
+_REMOTE = ("http", "https")
+_EXAMPLES = "sqlite:///runs/mlflow.db, http://HOST:5000 or postgresql+psycopg2://USER@HOST/DATABASE"
+
+
+def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
+    """What is wrong with a tracking URI, or None. Nothing is opened or made."""
+    scheme, separator, _ = uri.partition("://")
+    dialect, _, driver = scheme.partition("+")
+    if not separator or scheme == "file":
+        here = (uri.removeprefix("file://") if separator else uri).rstrip("/") or "."
+        store = here if here.endswith((".db", ".sqlite")) else f"{here}/mlflow.db"
+        return Problem(path, "MLflow no longer keeps runs as files in a folder", uri, _EXAMPLES, f"use sqlite:///{store}")
+    if dialect == "sqlite":
+        file = sqlite_file(uri)
+        if file is None:
+            return Problem(path, "an SQLite store needs a file", uri, "sqlite:///FOLDER/mlflow.db")
+        if file.is_dir():
+            return Problem(path, "this is a folder, where an SQLite file should be", uri, "sqlite:///FOLDER/mlflow.db", f"use {uri.rstrip('/')}/mlflow.db")
+        return None
+    if dialect in _SQL:
+        module = {"psycopg": "psycopg", "pymysql": "pymysql", "pyodbc": "pyodbc"}.get(driver, driver or _SQL[dialect])
+        if dialect == "postgresql" and not driver:
+            return Problem(
+                path,
+                "name the driver: which one a bare postgresql:// means depends on SQLAlchemy's version",
+                without_password(uri),
+                "postgresql+psycopg2://...",
+            )
+        if importlib.util.find_spec(module) is None:
+            return Problem(path, f"the database's driver '{module}' is not installed", without_password(uri), _EXAMPLES, f"pip install {_package(module)}")
+        return None
+    if scheme in _REMOTE:
+        if not urlsplit(uri).hostname:
+            return Problem(path, "the server's name is missing", uri, "http://HOST:5000")
+        return None
+    if scheme == "databricks":
+        return None
+    return Problem(path, f"'{scheme}' is no tracking address", without_password(uri), _EXAMPLES, nearest(dialect, ["sqlite", "http", "https", *_SQL]))
+
+
+def checked(uri: str, *, path: str = "tracking.uri") -> str:
+    """The URI as any process, in any folder, may use it: an SQLite file's path made absolute.
+
+    Raises:
+        ConfigError: it is no tracking URI that MLflow takes.
+    """
+    found = problem(uri, path=path)
+    if found is not None:
+        raise ConfigError(found)
+    file = sqlite_file(uri)
+    if file is None:
+        return uri
+    head, mark, query = uri.partition("?")
+    return f"{head.partition('://')[0]}:///{file.absolute()}{mark}{query}"
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of an SQLite URI; None for any other, and where it names none."""
+    scheme, _, rest = uri.partition("://")
+    if scheme.partition("+")[0] != "sqlite":
+        return None
+    name = unquote(rest.partition("?")[0].removeprefix("/"))
+    return Path(name) if name not in ("", ":memory:") else None
+
+
+def without_password(uri: str) -> str:
+    """The URI as it may be shown and stored."""
+    secret = password(uri)
+    return uri.replace(f":{secret}@", ":***@", 1) if secret else uri
+
+
+def password(uri: str) -> str | None:
+    """The password in a URI, as it is spelt there."""
+    found = re.match(r"[^/]*://[^/@:]*:([^/@]+)@", uri)
+    return found[1] if found else None
+
+
+def _package(module: str) -> str:
+    return {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient", "psycopg": "psycopg[binary]"}.get(module, module)

@@ -1,0 +1,134 @@
+"""What MLflow is told of a run beside its metrics: params, tags, a note and the data sets, from the run's folder."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from mlflow.entities import Dataset, DatasetInput, InputTag
+
+from samewise.runner.folder import RunFolder
+
+_KEY_LENGTH = 250
+_PARAM_LENGTH = 6000
+_TAG_LENGTH = 500
+_CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
+
+
+def key(name: str) -> str:
+    """`name` as MLflow takes it for a metric, param or tag: letters, digits and `_-. /:`, no path tricks, at most 250 characters."""
+    parts = [part for part in re.sub(r"[^\w\-. /:]", "_", name).split("/") if part not in ("", ".", "..")]
+    return _cut("/".join(parts) or "_", _KEY_LENGTH)
+
+
+def params(config: Mapping[str, Any]) -> dict[str, str]:
+    """The resolved config, flat: `optimizer.lr` to `"0.1"`."""
+    return {key(name): _cut(_text(value), _PARAM_LENGTH) for name, value in _flat(config)}
+
+
+def choices(text: str) -> dict[str, str]:
+    """What was chosen in each config group, from the first line of `config.yaml`: `choices.model` to `"resnet18"`."""
+    mark, _, rest = text.partition("\n")[0].partition("# choices: ")
+    if mark or not rest:
+        return {}
+    return params({"choices": json.loads(rest)})
+
+
+def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], *, own: Mapping[str, Any]) -> dict[str, str]:
+    """The run's tags: what it is, what holds for it, where it ran, and the user's `own`."""
+    fingerprint = str(environment.get("fingerprint") or folder.path.name)
+    reproducibility = cast(Mapping[str, Any], config.get("reproducibility") or {})
+    git = cast(Mapping[str, Any], environment.get("git") or {})
+    found = {
+        "samewise.fingerprint": fingerprint,
+        "samewise.level": environment.get("level"),
+        "samewise.reproducibility": reproducibility.get("level"),
+        "samewise.folder": str(folder.path.absolute()),
+        "mlflow.source.name": "samewise",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": git.get("commit"),
+        "mlflow.source.git.branch": git.get("branch"),
+        "mlflow.user": _user(),
+        "mlflow.note.content": _note(folder, config, environment, fingerprint),
+    }
+    facts = {name: value for name, value in environment.items() if name not in ("data", "decides", "git", "fingerprint", "level")}
+    facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
+    found |= {key(f"env.{name}"): _cut(_text(value), _TAG_LENGTH) for name, value in _flat(facts) if value not in (None, {}, [])}
+    found |= {key(str(name)): value for name, value in own.items()}
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[DatasetInput]:
+    """Each split as an MLflow dataset input: name, digest, source, and its counts as profile."""
+    splits = cast(Mapping[str, Any], environment.get("data") or {})
+    return [_input(str(split), facts, config) for split, facts in splits.items() if isinstance(facts, Mapping)]
+
+
+def run_name(folder: RunFolder) -> str:
+    """The experiment's name and fingerprint."""
+    return f"{folder.path.absolute().parent.name}-{folder.path.name}"
+
+
+def _input(split: str, facts: Mapping[str, Any], config: Mapping[str, Any]) -> DatasetInput:
+    dataset = cast(Mapping[str, Any], config.get("dataset") or {})
+    source = facts.get("source") or dataset.get("root") or _target(dataset.get(split)) or "unknown"
+    known = {"name", "digest", "fingerprint", "source", "schema", "size"}
+    profile = {"num_rows": facts.get("size"), **{name: value for name, value in facts.items() if name not in known}}
+    made = Dataset(
+        name=_cut(str(facts.get("name") or split), 500),
+        digest=str(facts.get("digest") or facts.get("fingerprint") or "")[:36] or "unknown",
+        source_type="local",
+        source=json.dumps({"uri": str(source)}),
+        schema=json.dumps(facts["schema"]) if facts.get("schema") else None,
+        profile=json.dumps({name: value for name, value in profile.items() if value is not None}),
+    )
+    return DatasetInput(dataset=made, tags=[InputTag(key="mlflow.data.context", value=_CONTEXTS.get(split, split))])
+
+
+def _note(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], fingerprint: str) -> str:
+    reproducibility = cast(Mapping[str, Any], config.get("reproducibility") or {})
+    level = " ".join(filter(None, [reproducibility.get("level"), environment.get("level")]))
+    lines = [
+        f"**{run_name(folder)}**",
+        f"fingerprint `{fingerprint}`" + (f", reproducibility {level}" if level else ""),
+        f"`samewise verify {folder.path.absolute()}` trains it again and compares, step by step.",
+    ]
+    return "\n\n".join(lines)
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves by dotted name; a list of plain values is a leaf."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in cast(Mapping[Any, Any], value).items():
+            yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(value, list) and any(isinstance(inner, Mapping | list) for inner in cast(list[Any], value)):
+        for number, inner in enumerate(cast(list[Any], value)):
+            yield from _flat(inner, f"{prefix}.{number}")
+    else:
+        yield prefix, value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _cut(text: str, length: int) -> str:
+    """`text`, or as much of it as fits, with a digest of the whole that tells two long ones apart."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length - 9]}_{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+
+def _target(component: Any) -> str | None:
+    return cast(Mapping[str, Any], component).get("_target_") if isinstance(component, Mapping) else None
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return None

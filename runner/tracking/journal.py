@@ -1,0 +1,209 @@
+"""The journal: what was logged, one JSON line a call, appended and never rewritten. It is the truth; MLflow gets a copy. Imports neither torch nor mlflow.
+
+A line is `{"step": 12, "time_ms": 1700000000000, "metrics": {"train/loss": 0.5}}`, or `{"status": "RUNNING", "time_ms": ...}` when a process begins to log
+and when it ends. Numbers are Python's own spelling, so floats come back exactly and NaN and the infinities have names.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_LOG = logging.getLogger("samewise.tracking")
+_HELD_BYTES = 32 << 20
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a journal.
+
+    Args:
+        time_ms: When it was logged, in milliseconds since 1970.
+        step: The optimizer step, or -1 in a line that tells a status.
+        metrics: The values by name; empty in a line that tells a status.
+        status: RUNNING, FINISHED, FAILED or KILLED, or None in a line of metrics.
+    """
+
+    time_ms: int
+    step: int
+    metrics: Mapping[str, float]
+    status: str | None = None
+
+
+class Journal:
+    """Appends metrics to a file. `log` costs a few microseconds and never raises for the disk's sake.
+
+    After a restart from a checkpoint, steps are logged again that the journal already holds: a (key, step) that is there is not written a second time,
+    so it keeps its first timestamp, and whoever reads the journal meets each point once.
+
+    Args:
+        path: The file; it is made if it is not there, and a torn last line is cut off.
+        resume_step: The step of the checkpoint that training goes on from; None: from the beginning. Only lines at this step or later are remembered.
+    """
+
+    def __init__(self, path: Path, *, resume_step: int | None) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        _cut_torn_line(self._file)
+        self._known, self._last = _points(path, from_step=-1 if resume_step is None else resume_step)
+        self._held: deque[bytes] = deque()
+        self._held_bytes = 0
+        self._retry_at = 0.0
+        self._lost = 0
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Append the values of one step, except those that the journal has."""
+        known = self._known.get(step)
+        if known:
+            metrics = {key: value for key, value in metrics.items() if key not in known}
+        if not metrics:
+            return
+        if step > self._last:  # past all that was known; only the step in progress needs remembering
+            self._known, self._last = {step: set(metrics)}, step
+        else:
+            self._known.setdefault(step, set()).update(metrics)
+        values = ", ".join([f"{_quoted(key)}: {_number(value)}" for key, value in metrics.items()])
+        self._append(f'{{"step": {step}, "time_ms": {time.time_ns() // 1_000_000}, "metrics": {{{values}}}}}\n'.encode())
+
+    def status(self, status: str) -> None:
+        """Append that a process begins to log (RUNNING), or how it ended."""
+        self._append(f'{{"status": "{status}", "time_ms": {time.time_ns() // 1_000_000}}}\n'.encode())
+
+    def sync(self) -> bool:
+        """Make durable what was logged. False: some of it is still in memory, because the disk is full."""
+        self._write_held()
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            _LOG.warning("%s: cannot be made durable: %s", self.path, error.strerror)
+            return False
+        return not self._held
+
+    def close(self) -> None:
+        """Write what is still held, if the disk takes it, and close the file."""
+        if not self.sync():
+            _LOG.warning("%s: the disk is full; %d lines of metrics are lost", self.path, len(self._held) + self._lost)
+        os.close(self._file)
+
+    def _append(self, line: bytes) -> None:
+        if self._held:
+            self._hold(line)
+            if time.monotonic() >= self._retry_at:
+                self._write_held()
+            return
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            self._wait(error)
+            written = 0
+        if written < len(line):  # a disk that fills takes a part of a line; the rest follows when there is room
+            self._hold(line[written:])
+
+    def _hold(self, line: bytes) -> None:
+        if self._held_bytes + len(line) > _HELD_BYTES:
+            self._lost += 1
+            return
+        self._held.append(line)
+        self._held_bytes += len(line)
+
+    def _write_held(self) -> None:
+        while self._held:
+            line = self._held[0]
+            try:
+                written = os.write(self._file, line)
+            except OSError as error:
+                self._wait(error)
+                return
+            self._held_bytes -= written
+            if written < len(line):
+                self._held[0] = line[written:]
+                continue
+            self._held.popleft()
+        if self._retry_at:
+            _LOG.warning("%s: can be written again%s", self.path, f"; {self._lost} lines did not fit into memory and are lost" if self._lost else "")
+            self._retry_at, self._lost = 0.0, 0
+
+    def _wait(self, error: OSError) -> None:
+        if not self._retry_at:
+            _LOG.warning("%s: cannot be written (%s); metrics are held in memory until it can", self.path, error.strerror)
+        self._retry_at = time.monotonic() + _RETRY_S
+
+
+def read(path: Path, *, offset: int = 0, end: int | None = None) -> Iterator[tuple[Entry, int]]:
+    """The entries of a journal and the offset behind each, in bytes. A last line without its end is left for later; what is no entry is passed over.
+
+    Args:
+        path: The journal; one that is not there is empty.
+        offset: Where to begin: 0, or an offset that was given with an entry.
+        end: Where to stop; None: at the end of the file.
+    """
+    try:
+        handle = open(path, "rb")  # noqa: SIM115 (closed below; the `try` is for its absence alone)
+    except FileNotFoundError:
+        return
+    with handle:
+        handle.seek(offset)
+        for line in handle:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            entry = _parse(line)
+            if entry is not None:
+                yield entry, offset
+            if end is not None and offset >= end:
+                return
+
+
+def _parse(line: bytes) -> Entry | None:
+    try:
+        value = json.loads(line)
+        if "status" in value:
+            return Entry(int(value["time_ms"]), -1, {}, str(value["status"]))
+        return Entry(int(value["time_ms"]), int(value["step"]), {str(key): float(number) for key, number in value["metrics"].items()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@functools.lru_cache(4096)
+def _quoted(key: str) -> str:
+    return json.dumps(key)
+
+
+def _number(value: float) -> str:
+    number = float(value)
+    if number != number:
+        return "NaN"
+    if number in (float("inf"), float("-inf")):
+        return "Infinity" if number > 0 else "-Infinity"
+    return float.__repr__(number)
+
+
+def _points(path: Path, *, from_step: int) -> tuple[dict[int, set[str]], int]:
+    """Which keys the journal holds at `from_step` and later, and the last such step (-1 without any)."""
+    known: dict[int, set[str]] = {}
+    for entry, _ in read(path):
+        if entry.status is None and entry.step >= from_step:
+            known.setdefault(entry.step, set()).update(entry.metrics)
+    return known, max(known, default=-1)
+
+
+def _cut_torn_line(file: int) -> None:
+    """Cut off what follows the last line's end: the process that wrote it died in the middle."""
+    size = end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(file, end)

@@ -1,0 +1,92 @@
+"""How far the copy in MLflow has come: `tracking.json`. Only the process that holds the sending lock writes it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, cast
+
+from samewise.runner.errors import TrainingError
+from samewise.runner.folder import RunFolder, read_json, write_json
+
+_LOG = logging.getLogger("samewise.tracking")
+
+
+@dataclass
+class Progress:
+    """What of a run MLflow has.
+
+    Args:
+        store: The store's URI, absolute and without password.
+        experiment_id: The MLflow experiment's.
+        intent: Written before the MLflow run is made, and given to it as a tag: a run made just before a crash is found again by it.
+        run_id: The MLflow run's.
+        sent: By journal, how many bytes of it have been sent.
+        status: The status that MLflow has.
+        ended: The last status in the journal.
+        last_ms: The time of the journal's last line that was sent, in milliseconds since 1970.
+        described: A digest of the config and environment whose params, tags and inputs have been sent.
+        files: By path in the run's artifacts, size and modification time (ns) of what was uploaded.
+        others: The progress in stores that the run was sent to before, by URI.
+    """
+
+    store: str = ""
+    experiment_id: str | None = None
+    intent: str | None = None
+    run_id: str | None = None
+    sent: dict[str, int] = field(default_factory=dict[str, int])
+    status: str | None = None
+    ended: str | None = None
+    last_ms: int = 0
+    described: str | None = None
+    files: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    others: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+
+    def at(self, store: str) -> Progress:
+        """The progress in `store`: this one, one that was left off there, or none."""
+        if store == self.store:
+            return self
+        others = {**self.others, **({self.store: {**asdict(self), "others": {}}} if self.run_id else {})}
+        return _made({**others.pop(store, {}), "store": store, "others": others})
+
+    def emptied(self) -> Progress:
+        """None at all in this store."""
+        return Progress(store=self.store, others=self.others)
+
+
+def load(folder: RunFolder) -> Progress:
+    """The progress that was saved, or none at all. A damaged file counts as none: what is sent twice is stored once."""
+    try:
+        value = read_json(folder.tracking)
+    except json.JSONDecodeError:
+        value = None
+    return _made(cast(dict[str, Any], value)) if isinstance(value, dict) else Progress()
+
+
+def _made(value: dict[str, Any]) -> Progress:
+    known = {one.name for one in fields(Progress)}
+    return Progress(**{name: entry for name, entry in value.items() if name in known})
+
+
+def save(folder: RunFolder, progress: Progress) -> None:
+    """Write the progress, durably. A full disk is no reason to stop: what is sent twice is stored once."""
+    try:
+        write_json(folder.tracking, asdict(progress))
+    except TrainingError as error:
+        _LOG.warning("%s", error)
+
+
+@contextmanager
+def sending_lock(folder: RunFolder, *, wait: bool) -> Generator[bool]:
+    """Hold the right to send this run's metrics; it goes with the process, however that ends. Yields False when another holds it and `wait` is false."""
+    with open(folder.path / ".sending", "a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -1,0 +1,152 @@
+"""The sender: a process beside the trainer that copies the run's folder to MLflow, outlives the trainer by as long as it takes, and exits.
+
+    python -m samewise.runner.tracking.sender RUNFOLDER --trainer PID
+
+On standard input: a line with the settings as JSON, then nothing until the trainer ends. Exit code 0: all was sent; 1: not all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.folder import RunFolder
+from samewise.runner.tracking import progress
+
+if TYPE_CHECKING:
+    from samewise.runner.tracking.sending import Sending
+    from samewise.runner.tracking.system import Sampler
+
+_LOG = logging.getLogger("samewise.tracking")
+_LONGEST_WAIT_S = 5.0
+_NICE = 10
+
+
+class Lifeline:
+    """Tells whether the trainer has ended. However it ends, the sender gets another parent; an ordered end is also told on the pipe.
+
+    Args:
+        trainer: The process that started this one.
+    """
+
+    def __init__(self, trainer: int) -> None:
+        self._trainer = trainer
+        self._ended = False
+
+    def settings(self) -> dict[str, Any]:
+        """The first line of standard input. Raises EOFError when the trainer died before it wrote that."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            byte = os.read(0, 1)
+            if not byte:
+                raise EOFError
+            line += byte
+        return json.loads(line)
+
+    def ended(self, wait_s: float) -> bool:
+        """Whether the trainer has ended, after waiting for that up to `wait_s` seconds."""
+        if self._ended:
+            time.sleep(wait_s)
+        else:
+            ready, _, _ = select.select([0], [], [], max(wait_s, 0.0))
+            self._ended = bool(ready) or os.getppid() != self._trainer
+        return self._ended
+
+
+def prepare_environment() -> None:
+    """Settings of mlflow, made before it is imported: no retries, since the sender tries again by itself; no thread of its own, no telemetry."""
+    for name, value in {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it logs a traceback for each request that fails
+        "GIT_PYTHON_REFRESH": "quiet",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int) -> int:
+    """Send until the trainer has ended and everything has been sent, or nothing has got through for `flush_timeout_s` since."""
+    from samewise.runner.tracking.sending import RunGone, Sending
+    from samewise.runner.tracking.store import open_client
+
+    sampler = _sampler(folder, trainer) if settings["log_system"] else None
+    sending: Sending | None = None
+    wait = 0.0
+    trouble = ""
+    ended_at: float | None = None
+    while True:
+        ended = lifeline.ended(wait)
+        if ended and ended_at is None:
+            ended_at = time.monotonic()
+        if sampler is not None and not ended:
+            sampler.sample()
+        try:
+            if sending is None:
+                sending = Sending(folder, settings, open_client(settings["uri"]))
+            sending.synchronise(alive=not ended)
+            if trouble:
+                _LOG.info("sending again")
+                trouble = ""
+            if ended:
+                return 0
+            wait = float(settings["send_every_s"])
+        except RunGone as error:
+            _LOG.warning("%s", error)
+            wait = 0.0
+        except Exception as error:  # whatever it is, the journal still holds what was not sent, and the next pass sends it
+            if (said := f"{type(error).__name__}: {error}"[:2000]) != trouble:
+                _LOG.warning("cannot send to MLflow, trying again: %s", said)
+            wait = min(_LONGEST_WAIT_S, max(0.25, 2 * wait) if trouble else 0.25)
+            trouble = said
+            moved = sending.sent.moved if sending is not None else 0.0
+            if ended_at is not None and time.monotonic() - max(ended_at, moved) > float(settings["flush_timeout_s"]):
+                _LOG.warning("gave up; `samewise sync %s` sends the rest", folder.path)
+                return 1
+
+
+def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
+    try:
+        from samewise.runner.tracking.system import Sampler
+
+        return Sampler(folder, trainer)
+    except Exception as error:  # measuring is a courtesy; the trainer may be gone already
+        _LOG.info("no system metrics: %s", error)
+        return None
+
+
+def main() -> int:
+    """Be the sender."""
+    parser = argparse.ArgumentParser(prog="samewise-sender")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trainer", type=int, required=True)
+    arguments = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a scheduler that stops a job tells all its processes; this one ends after the trainer
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    _LOG.setLevel(logging.INFO)
+    folder = RunFolder(arguments.folder)
+    lifeline = Lifeline(arguments.trainer)
+    try:
+        settings = lifeline.settings()
+    except EOFError:
+        return 1
+    prepare_environment()
+    with progress.sending_lock(folder, wait=True):
+        return run(folder, settings, lifeline, arguments.trainer)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,273 @@
+"""Bring MLflow up to what the run's folder holds. A pass may be broken off anywhere and made again: what is sent twice is stored once. Imports mlflow."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+from omegaconf import OmegaConf
+
+from samewise.runner.folder import RunFolder, read_json
+from samewise.runner.tracking import describing, journal, progress
+from samewise.runner.tracking.address import password, without_password
+from samewise.runner.tracking.store import artifact_location
+
+_LOG = logging.getLogger("samewise.tracking")
+_BATCH = 1000
+_PARAMS = 100
+_FILES_EVERY_S = 5.0
+_STILL_BEING_WRITTEN_S = 2.0
+_INTENT = "samewise.intent"
+
+
+class RunGone(Exception):
+    """The MLflow run was deleted; the next pass makes a new one and sends everything."""
+
+
+@dataclass
+class Sent:
+    """What a `Sending` has sent so far. `moved` is when it last got anything through (`time.monotonic`)."""
+
+    metrics: int = 0
+    refused: int = 0
+    files: int = 0
+    moved: float = 0.0
+
+
+class Sending:
+    """Sends one run. To be used by one process at a time, the holder of `progress.sending_lock`.
+
+    Args:
+        folder: The run's folder.
+        settings: `tracking`, with an absolute `uri`.
+        client: A client of that store.
+    """
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any], client: MlflowClient) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.client = client
+        self.sent = Sent()
+        self._seen = False
+        self._files_at = 0.0
+        self.progress = progress.load(folder).at(without_password(settings["uri"]))
+
+    def synchronise(self, *, alive: bool) -> Sent:
+        """Send everything that is there and has not been sent.
+
+        Args:
+            alive: Whether the trainer is at work; if not, the run's status becomes what the journal says, or KILLED.
+
+        Raises:
+            RunGone: the MLflow run was deleted. The next pass makes another.
+            Exception: whatever the client raises when the store cannot be reached; a later pass goes on where this one stopped.
+        """
+        self._ensure_run()
+        if alive and self.progress.status != "RUNNING":
+            self.client.update_run(self._run_id, status="RUNNING")
+            self._moved(status="RUNNING")
+        self._describe()
+        self._send_journal(self.folder.metrics)
+        self._send_journal(self.folder.path / "system.jsonl")
+        failed = self._send_files(complete=not alive)
+        if not alive:
+            self._terminate()
+        if failed is not None:
+            raise failed
+        return self.sent
+
+    @property
+    def _run_id(self) -> str:
+        assert self.progress.run_id is not None
+        return self.progress.run_id
+
+    def _moved(self, **changes: Any) -> None:
+        """Note that something has arrived."""
+        for name, value in changes.items():
+            setattr(self.progress, name, value)
+        progress.save(self.folder, self.progress)
+        self.sent.moved = time.monotonic()
+
+    # -- the MLflow run
+
+    def _ensure_run(self) -> None:
+        if self.progress.run_id is not None:
+            if not self._seen:
+                self._require_run()
+            return
+        experiment = self._experiment()
+        run = None
+        if self.progress.intent is None:
+            self._moved(experiment_id=experiment, intent=uuid.uuid4().hex)
+        else:
+            found = self.client.search_runs([experiment], f"tags.`{_INTENT}` = '{self.progress.intent}'", max_results=1)
+            run = found[0] if found else None
+        if run is None:
+            started = next((entry.time_ms for entry, _ in journal.read(self.folder.metrics)), None)
+            name = self.settings.get("run_name") or describing.run_name(self.folder)
+            run = self.client.create_run(experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name)
+        self._seen = True
+        self._moved(run_id=run.info.run_id)
+
+    def _experiment(self) -> str:
+        name = self.settings["experiment"]
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return self.client.create_experiment(name, artifact_location(self.settings["uri"], self.settings.get("artifact_location")))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = self.client.get_experiment_by_name(name)  # another process was faster
+                assert found is not None
+        if found.lifecycle_stage == "deleted":
+            _LOG.warning("the MLflow experiment '%s' had been deleted; it is restored", name)
+            self.client.restore_experiment(found.experiment_id)
+        return found.experiment_id
+
+    def _require_run(self) -> Run:
+        """The MLflow run. Raises `RunGone` when it was deleted."""
+        try:
+            run = self.client.get_run(self._run_id)
+            gone = run.info.lifecycle_stage == "deleted"
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            self.client.search_experiments(max_results=1)  # raises where it is not an MLflow server that said so
+            run, gone = None, True
+        if gone or run is None:
+            lost = self._run_id
+            self.progress = self.progress.emptied()
+            progress.save(self.folder, self.progress)
+            raise RunGone(f"the MLflow run {lost} was deleted; a new one is made, and everything sent to it")
+        self._seen = True
+        return run
+
+    def _terminate(self) -> None:
+        status = self.progress.ended if self.progress.ended in ("FINISHED", "FAILED") else "KILLED"
+        if self.progress.status != status:
+            self.client.set_terminated(self._run_id, status, self.progress.last_ms or None)
+            self._moved(status=status)
+
+    # -- params, tags, inputs
+
+    def _describe(self) -> None:
+        raw = [path.read_bytes() if path.exists() else b"" for path in (self.folder.config, self.folder.environment)]
+        digest = hashlib.blake2b(b"\0".join(raw), digest_size=16).hexdigest()
+        if self.progress.described == digest:
+            return
+        config = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config))) if raw[0] else {}
+        environment = cast(dict[str, Any], read_json(self.folder.environment) or {})
+        known = self._require_run().data.params
+        choices = describing.choices(raw[0].decode())
+        params = {name: self._redacted(value) for name, value in (describing.params(config) | choices).items()}
+        for name in (name for name, value in params.items() if known.get(name, value) != value):
+            _LOG.info("param %s was %s and is %s; MLflow keeps the first, the artifact config.yaml has the last", name, known[name], params[name])
+        fresh = [Param(name, value) for name, value in params.items() if name not in known]
+        told = describing.tags(self.folder, config, environment, own=self.settings.get("tags") or {})
+        tags = [RunTag(name, value) for name, value in told.items()]
+        for start in range(0, len(fresh), _PARAMS):
+            self._log("params", fresh[start : start + _PARAMS])
+        for start in range(0, len(tags), _PARAMS):
+            self._log("tags", tags[start : start + _PARAMS])
+        datasets = describing.inputs(config, environment)
+        if datasets:
+            self.client.log_inputs(self._run_id, datasets)
+        self._moved(described=digest)
+
+    def _redacted(self, text: str) -> str:
+        secret = password(self.settings["uri"])
+        return text.replace(secret, "***") if secret else text
+
+    # -- metrics
+
+    def _send_journal(self, path: Path) -> None:
+        size = path.stat().st_size if path.exists() else 0
+        offset = self.progress.sent.get(path.name, 0)
+        if offset > size:
+            offset = 0
+        if offset == size:
+            return
+        metrics: list[Metric] = []
+        ended, last = self.progress.ended, self.progress.last_ms
+
+        def flush() -> None:
+            for start in range(0, len(metrics), _BATCH):
+                self._log("metrics", metrics[start : start + _BATCH])
+            metrics.clear()
+            if offset != self.progress.sent.get(path.name, 0):
+                self._moved(sent={**self.progress.sent, path.name: offset}, ended=ended, last_ms=last)
+
+        for entry, behind in journal.read(path, offset=offset, end=size):
+            ended = entry.status or ended
+            last = max(last, entry.time_ms)
+            metrics.extend(Metric(describing.key(name), value, entry.time_ms, entry.step) for name, value in entry.metrics.items())
+            offset = behind
+            if len(metrics) >= _BATCH:
+                flush()
+        flush()
+
+    def _log(self, kind: str, batch: list[Any]) -> None:
+        """Send metrics, params or tags; of a batch that the store refuses, all but what it refuses, so that one bad entry holds up nothing else."""
+        try:
+            log: Any = self.client.log_batch
+            log(self._run_id, **{kind: batch})
+            self.sent.metrics += len(batch) if kind == "metrics" else 0
+        except MlflowException as error:
+            if error.error_code not in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
+                raise
+            self._require_run()
+            if len(batch) == 1:
+                _LOG.warning("MLflow refuses %s: %s", batch[0], error)
+                self.sent.refused += 1
+                return
+            self._log(kind, batch[: len(batch) // 2])
+            self._log(kind, batch[len(batch) // 2 :])
+
+    # -- files
+
+    def _send_files(self, *, complete: bool) -> Exception | None:
+        """Upload what is new or changed. A failure is given back, not raised: metrics and status do not wait for it."""
+        now = time.monotonic()
+        if not complete and now < self._files_at:
+            return None
+        self._files_at = now + _FILES_EVERY_S
+        failed: Exception | None = None
+        for name, path in self._files():
+            try:
+                self._send_file(name, path, complete=complete)
+            except FileNotFoundError:
+                continue  # replaced or removed meanwhile
+            except Exception as error:
+                failed = error
+        return failed
+
+    def _files(self) -> list[tuple[str, Path]]:
+        listed = [("config.yaml", self.folder.config), ("environment.json", self.folder.environment)]
+        root = self.folder.artifacts
+        listed += [(path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if not path.name.startswith(".") and path.is_file()]
+        if self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED":
+            best = next((path for name in ("best", "latest") if (path := self.folder.checkpoints / name).is_dir()), None)
+            listed += [(f"checkpoint/{path.name}", path) for path in sorted(best.iterdir()) if path.is_file()] if best else []
+        return [(name, path) for name, path in listed if path.exists()]
+
+    def _send_file(self, name: str, path: Path, *, complete: bool) -> None:
+        stat = path.stat()
+        state = [stat.st_size, stat.st_mtime_ns]
+        if self.progress.files.get(name) == state or (not complete and time.time() - stat.st_mtime < _STILL_BEING_WRITTEN_S):
+            return
+        if name == "config.yaml":
+            self.client.log_text(self._run_id, self._redacted(path.read_text()), name)
+        else:
+            self.client.log_artifact(self._run_id, str(path), Path(name).parent.as_posix() if "/" in name else None)
+        self.sent.files += 1
+        self._moved(files={**self.progress.files, name: state})

@@ -1,0 +1,77 @@
+"""The MLflow store: an SQLite file is made once, whole, however many processes start on it. Imports mlflow."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+from samewise.runner.tracking.address import sqlite_file
+
+_LOG = logging.getLogger("samewise.tracking")
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client of the store, which is made, or brought to this MLflow's schema, where it is an SQLite file and that is needed."""
+    file = sqlite_file(uri)
+    if file is None:
+        return MlflowClient(tracking_uri=uri)
+    _create(file)
+    try:
+        return MlflowClient(tracking_uri=uri)
+    except MlflowException as error:
+        if "out-of-date" not in str(error):
+            raise
+    _migrate(file, uri)
+    return MlflowClient(tracking_uri=uri)
+
+
+def artifact_location(uri: str, chosen: str | None) -> str | None:
+    """Where a new experiment keeps its artifacts; None: where the server says."""
+    file = sqlite_file(uri)
+    if chosen is not None or file is None:
+        return chosen
+    return str(file.absolute().parent / "mlartifacts")
+
+
+def _create(file: Path) -> None:
+    """Make the store under another name and rename it, so that nobody ever sees a part of it."""
+    if file.exists() and file.stat().st_size:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(file):
+        if file.exists() and file.stat().st_size:
+            return
+        temporary = file.with_name(f".{file.name}.new")
+        temporary.unlink(missing_ok=True)  # left by a process that was killed here
+        uri = f"sqlite:///{temporary.absolute()}"
+        store = SqlAlchemyStore(uri, str(artifact_location(f"sqlite:///{file.absolute()}", None)))
+        store.engine.dispose()
+        os.replace(temporary, file)
+
+
+def _migrate(file: Path, uri: str) -> None:
+    """Bring an older MLflow's store to this one's schema, after copying it."""
+    with _locked(file):
+        backup = file.with_name(f"{file.name}.before-upgrade")
+        if not backup.exists():
+            shutil.copy2(file, backup)
+        _LOG.warning("%s was made by an older MLflow; it is upgraded, and %s keeps it as it was", file, backup.name)
+        subprocess.run([sys.executable, "-m", "mlflow", "db", "upgrade", uri], check=True, stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def _locked(file: Path) -> Generator[None]:
+    with open(file.with_name(f".{file.name}.lock"), "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,222 @@
+"""What the trainer knows of tracking: it appends to the journal. A process of its own sends to MLflow. Nothing here imports mlflow or torch."""
+
+from __future__ import annotations
+
+import abc
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.folder import RunFolder, read_json
+from samewise.runner.tracking.address import checked, sqlite_file
+from samewise.runner.tracking.journal import Journal
+
+_LOG = logging.getLogger("samewise.tracking")
+_MOST_STARTS = 5
+
+
+class Tracker(abc.ABC):
+    """Takes what is to be known of a run. No method raises because a store, a server or the disk fails."""
+
+    def __init__(self, folder: RunFolder, *, resume_step: int | None) -> None:
+        self.folder = folder
+        self._journal = Journal(folder.metrics, resume_step=resume_step)
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Begin. `config.yaml` and `environment.json` are in the folder."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Note the values at an optimizer step; a few microseconds. A (key, step) that was noted before keeps its first value and time."""
+        self._journal.log(metrics, step)
+
+    def checkpointed(self, step: int) -> None:
+        """Make durable what was logged, before the checkpoint of `step` is: what lies before a checkpoint is never logged again."""
+        self._journal.sync()
+
+    @abc.abstractmethod
+    def finish(self, status: str) -> None:
+        """End, as FINISHED, FAILED or KILLED (interrupted, resumable). The files under `artifacts/` are complete."""
+
+    @abc.abstractmethod
+    def run_id(self) -> str | None:
+        """The MLflow run's id, or None as long as there is none."""
+
+
+class Silent(Tracker):
+    """Another process of the run keeps the record."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self) -> None:
+        """Nothing."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Nothing."""
+
+    def checkpointed(self, step: int) -> None:
+        """Nothing."""
+
+    def finish(self, status: str) -> None:
+        """Nothing."""
+
+    def run_id(self) -> str | None:
+        """Always None."""
+        return None
+
+
+class JournalOnly(Tracker):
+    """The run's folder is the only record."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._journal.status("RUNNING")
+
+    def finish(self, status: str) -> None:
+        """End."""
+        self._journal.status(status)
+        self._journal.close()
+
+    def run_id(self) -> str | None:
+        """Always None."""
+        return None
+
+
+class WithSender(Tracker):
+    """Starts a sender process, which lives as long as the trainer and then drains.
+
+    Its standard input is a pipe from here: a line with the settings, then silence until the end. How a run ends is in the journal; that the trainer is gone
+    the sender sees by itself. It has a session of its own, so that Ctrl-C in the terminal does not reach it.
+
+    Args:
+        folder: The run's folder.
+        settings: `tracking`, with an absolute `uri`.
+        resume_step: The checkpoint's step, or None.
+    """
+
+    def __init__(self, folder: RunFolder, settings: dict[str, Any], *, resume_step: int | None) -> None:
+        super().__init__(folder, resume_step=resume_step)
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+
+    def start(self) -> None:
+        """Begin, and start the sender. It takes some milliseconds; the sender's own start-up goes on beside training."""
+        self._journal.status("RUNNING")
+        self._start_sender()
+
+    def checkpointed(self, step: int) -> None:
+        """Make durable what was logged; start the sender again if something ended it."""
+        super().checkpointed(step)
+        self._revive()
+
+    def finish(self, status: str) -> None:
+        """End, and wait up to `flush_timeout_s` for the sender to send everything."""
+        self._journal.status(status)
+        self._journal.close()
+        self._revive()
+        if not self._tell_end() or not self._wait():
+            _LOG.warning("not everything has reached %s yet; `samewise sync %s` sends the rest", self._settings["uri"], self.folder.path)
+
+    def run_id(self) -> str | None:
+        """The MLflow run's id, once the sender has made the run."""
+        progress = read_json(self.folder.tracking)
+        return progress.get("run_id") if isinstance(progress, dict) else None
+
+    def _start_sender(self) -> None:
+        self._starts += 1
+        command = [sys.executable, "-m", "samewise.runner.tracking.sender", str(self.folder.path.absolute()), "--trainer", str(os.getpid())]
+        try:
+            with open(self.folder.path / "sender.log", "ab") as log:
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(), start_new_session=True)
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(self._settings).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            _LOG.warning("the process that sends to MLflow cannot be started: %s", error)
+
+    def _revive(self) -> None:
+        if (self._process is None or self._process.poll() is not None) and self._starts < _MOST_STARTS:
+            self._start_sender()
+
+    def _tell_end(self) -> bool:
+        if self._process is None or self._process.stdin is None:
+            return False
+        try:
+            # a line as well as the end of the file: loader workers made by fork hold the pipe open
+            self._process.stdin.write(b"end\n")
+            self._process.stdin.close()
+        except OSError:
+            return False
+        return True
+
+    def _wait(self) -> bool:
+        assert self._process is not None
+        began = time.monotonic()
+        try:
+            return self._process.wait(float(self._settings["flush_timeout_s"])) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        except KeyboardInterrupt:
+            _LOG.warning("stopped waiting for MLflow after %.0f s", time.monotonic() - began)
+            return False
+
+
+def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | None) -> Tracker:
+    """The tracker that `tracking` asks for. Call `start` on it once the folder's files are written.
+
+    Args:
+        folder: The run's folder, locked.
+        settings: The config's `tracking`, resolved.
+        resume_step: The step of the checkpoint that training goes on from; None: from the beginning.
+
+    Raises:
+        ConfigError: `tracking.uri` is not one that MLflow takes, or its folder cannot be made.
+    """
+    if not settings.enabled:
+        return JournalOnly(folder, resume_step=resume_step)
+    plain: Any = OmegaConf.to_container(settings, resolve=True)
+    plain["uri"] = checked(plain["uri"])
+    file = sqlite_file(plain["uri"])
+    if file is not None:
+        _require_file(file, plain["uri"])
+    return WithSender(folder, plain, resume_step=resume_step)
+
+
+def _require_file(file: Path, uri: str) -> None:
+    """Refuse now what the sender would only find out later, beside a training that nobody sees."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(Problem("tracking.uri", f"the store's folder cannot be made: {error.strerror}", uri, "a writable folder")) from None
+    if not os.access(file.parent, os.W_OK):
+        raise ConfigError(Problem("tracking.uri", "the store's folder cannot be written", uri, "a writable folder"))
+    if file.exists():
+        with open(file, "rb") as handle:
+            head = handle.read(16)
+        if head and head != b"SQLite format 3\0":
+            raise ConfigError(Problem("tracking.uri", "this is not an SQLite file", uri, "a new file, or a store that MLflow made"))
+
+
+def _environment() -> dict[str, str]:
+    """The sender's: where samewise is imported from, and one thread."""
+    import samewise
+
+    home = os.path.dirname(os.path.dirname(os.path.abspath(samewise.__file__)))
+    given = os.environ.get("PYTHONPATH", "")
+    path = given if "site-packages" in home or home in given.split(os.pathsep) else os.pathsep.join(filter(None, [given, home]))
+    return {
+        **os.environ,
+        **({"PYTHONPATH": path} if path else {}),
+        "OMP_NUM_THREADS": "1",
+    }

@@ -1,0 +1,132 @@
+"""Time per step against a hand-written PyTorch loop over the same work, as ratios within one run.
+
+    make bench        or: python tests/benchmarks/bench_step.py
+
+The hand-written loop is what a tutorial gives: a Dataset, a DataLoader, zero_grad, normalise, forward, backward, step, the loss read each
+step. samewise's does all that it does by default: keyed loading, a trace with a digest of every parameter and gradient, metrics in the
+journal, the learning rate's schedule. Both have deterministic algorithms on and one thread. They take turns, a hundred milliseconds and
+more each; the ratio is the median over the turns.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from samewise.runner import compose, project
+from samewise.runner.build import build
+from samewise.runner.loop import train_step
+from samewise.runner.run import Run
+from samewise.runner.session import session
+
+MLP = """\
+# 64-64-10
+_target_: torch.nn.Sequential
+_args_:
+  - {_target_: torch.nn.Flatten}
+  - {_target_: torch.nn.Linear, in_features: 64, out_features: 64}
+  - {_target_: torch.nn.ReLU}
+  - {_target_: torch.nn.Linear, in_features: 64, out_features: 10}
+"""
+SMALL_IMAGES = ["dataset=generated_classification", "dataset.image_size=32", "dataset.samples=512"]
+WORK = {
+    "MLP 64-64-10, batch 64": (["model=mlp", "dataset=digits"], 200),
+    "ResNet-18 at 32 px, batch 32": (["model=resnet18_small", *SMALL_IMAGES, "batch_size=32"], 6),
+}
+COMMON = ["transforms=images", "max_epochs=100000", "optimizer.lr=0.01", "tracking=none", "callbacks=[throughput,learning_rate]"]
+
+
+class Plain(Dataset):
+    """The same samples, as a tutorial would hand them out: one at a time."""
+
+    def __init__(self, run: Run) -> None:
+        dataset = run.splits["train"].dataset
+        whole = dataset.batch(range(len(dataset)))
+        self.images, self.labels = whole["image"], whole["label"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[index], self.labels[index]
+
+
+def hand_written(run: Run) -> Iterator[None]:
+    """A step at each turn."""
+    import copy
+
+    model = copy.deepcopy(run.model).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    mean, deviation = (torch.tensor(list(run.config.dataset[name])).view(-1, 1, 1) for name in ("mean", "std"))
+    losses = []
+    while True:
+        for images, labels in DataLoader(Plain(run), batch_size=run.batch_size, shuffle=True, drop_last=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model((images.float() / 255 - mean) / deviation), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            yield
+
+
+def samewise(run: Run) -> Iterator[None]:
+    """A step at each turn, with everything that `fit` does between two evaluations."""
+    batches = run.batches()
+    while True:
+        if run.evaluation_due():
+            run.evaluated = run.step  # what is measured is training
+        if run.checkpoint_due():
+            run.saved = run.step
+        run.is_done()
+        run.record(train_step(run, next(batches)))
+        yield
+
+
+def timed(steps: Iterator[None], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        next(steps)
+    return (time.perf_counter() - began) / count
+
+
+def measure(overrides: list[str], count: int, turns: int = 15) -> tuple[float, float, float]:
+    """(milliseconds by hand, milliseconds by samewise, median ratio)."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "configs/model").mkdir(parents=True)
+        (Path(folder) / "configs/model/mlp.yaml").write_text(MLP)
+        own = project.find(configs=[Path(folder) / "configs"])
+        composed = compose.compose([*overrides, *COMMON, f"run_root={folder}/runs"], project=own)
+        run = build(composed, composed.project, composed.folder)
+        pairs: list[tuple[float, float]] = []
+        with session(run):
+            loops: tuple[Iterator[None], Iterator[None]] = (hand_written(run), samewise(run))
+            for turn in range(turns + 2):
+                pair = timed(loops[0], count), timed(loops[1], count)
+                if turn >= 2:
+                    pairs.append(pair)
+            run.evaluated = run.step
+            run.scores = {"valid": run.recipe.scores(run.splits["valid"].dataset)}
+    by_hand, ours = (statistics.median(side) * 1000 for side in zip(*pairs, strict=True))
+    return by_hand, ours, statistics.median(b / a for a, b in pairs)
+
+
+def main(say: Callable[[str], None] = print) -> None:
+    say(f"{'work':<32} {'by hand':>10} {'samewise':>10} {'ratio':>7}")
+    for name, (overrides, count) in WORK.items():
+        by_hand, ours, ratio = measure(overrides, count)
+        say(f"{name:<32} {by_hand:>7.3f} ms {ours:>7.3f} ms {ratio:>7.2f}")
+
+
+if __name__ == "__main__":
+    main()

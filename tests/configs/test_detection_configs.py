@@ -1,0 +1,174 @@
+"""The choices for detection: composed as published, built, and a step trained and evaluated on data of each layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.models import resnet50
+from torchvision.ops.misc import FrozenBatchNorm2d
+
+from samewise.runner.build import build
+from samewise.runner.check.trial import trial
+from samewise.runner.compose import Composed, compose
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.folder import RunFolder
+from samewise.runner.project import Project, find
+
+QUIET = ["tracking=none", "callbacks=none", "reproducibility.threads=1"]
+SMALL = ["model.min_size=64", "model.max_size=96", "batch_size=8"]
+
+
+@pytest.fixture(autouse=True)
+def torch_as_before() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    return find(Path("/"))
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten training and two validation images in COCO 2017's layout, lying and standing."""
+    root = tmp_path_factory.mktemp("coco")
+    (root / "annotations").mkdir()
+    for split, count in (("train2017", 10), ("val2017", 2)):
+        (root / split).mkdir()
+        images, annotations = [], []
+        for number in range(count):
+            width, height = (64, 48) if number % 3 else (48, 64)
+            name = f"{number:012d}.jpg"
+            Image.new("RGB", (width, height), (number * 20, 90, 30)).save(root / split / name)
+            images.append({"id": number, "file_name": name, "width": width, "height": height})
+            annotations.append({"id": number, "image_id": number, "category_id": 90 - number, "bbox": [4, 5, 30, 35], "area": 1000.0, "iscrowd": 0})
+        content = {"images": images, "annotations": annotations, "categories": [{"id": number, "name": f"thing {number}"} for number in range(1, 91)]}
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    return root
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Overrides that load a ResNet-50 classifier from a file, its batch norms as if they had seen images."""
+    torch.manual_seed(0)
+    state = resnet50().state_dict()
+    for name, value in state.items():
+        if name.endswith("running_var"):
+            value.fill_(4.0)
+    path = tmp_path_factory.mktemp("weights") / "resnet50.pth"
+    torch.save(state, path)
+    return ["model.weights_backbone=null", f"initialise.weights={path}", "initialise.into=backbone.body", "initialise.exclude=[fc.*]"]
+
+
+def composed(project: Project, *overrides: str) -> Composed:
+    return compose([*overrides, *QUIET], project=project)
+
+
+def built(project: Project, folder: Path, *overrides: str) -> Any:
+    return build(composed(project, *overrides), project, RunFolder(folder))
+
+
+@pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2"])
+def test_what_both_published_recipes_share(project: Project, experiment: str):
+    cfg = composed(project, f"experiment={experiment}").cfg
+    assert (cfg.batch_size, cfg.replicas, cfg.max_epochs, cfg.clip_norm) == (16, 8, 26, None)
+    schedules = cfg.scheduler.schedules
+    assert (schedules.warmup.duration, schedules.warmup.start_factor, schedules.warmup.within_first_epoch, schedules.warmup.unit) == (1000, 0.001, True, "step")
+    assert (list(schedules.decay.milestones), schedules.decay.gamma, schedules.decay.unit) == ([16, 22], 0.1, "epoch")
+    assert (cfg.loader.order.factor, cfg.dataset.num_classes, cfg.dataset.category_ids) == (3, 91, "keep")
+    assert (cfg.model.score_thresh, cfg.model.nms_thresh, cfg.model.topk_candidates, cfg.model.detections_per_img) == (0.05, 0.5, 1000, 300)
+    assert (cfg.evaluate.monitor, cfg.evaluate.mode) == ("valid/map", "max")
+    assert cfg.dataset.train.training is True
+    assert "training" not in cfg.dataset.valid
+
+
+def test_what_they_do_not_share(project: Project):
+    first, second = (composed(project, f"experiment=retinanet_coco{suffix}").cfg for suffix in ("", "_v2"))
+    assert (first.model.norm, first.model.weights_backbone, first.model.trainable_layers) == ("frozen_batch", "IMAGENET1K_V1", 3)
+    assert (second.model.norm, second.model.weights_backbone, second.model.trainable_layers) == ("batch", "IMAGENET1K_V2", 3)
+    assert (first.optimizer["_target_"], first.optimizer.lr, first.optimizer.momentum, first.optimizer.weight_decay) == ("torch.optim.SGD", 0.01, 0.9, 1e-4)
+    assert (second.optimizer["_target_"], second.optimizer.lr, second.optimizer.weight_decay) == ("torch.optim.AdamW", 1e-4, 0.05)
+    assert second.param_groups.norms.weight_decay == 0
+    assert (first.model.resize_in_training, second.model.resize_in_training) == (True, False)
+    assert list(second.transforms.shortest) == list(range(480, 801, 32))
+    assert second.transforms.longest == 1333
+
+
+@pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2"])
+def test_the_published_recipes_are_built_and_train_on_data_of_cocos_layout(project: Project, coco: Path, backbone: list[str], experiment: str, tmp_path: Path):
+    few = ["transforms.shortest=[64,80]", "transforms.longest=96"] if experiment.endswith("v2") else []
+    overrides = [f"experiment={experiment}", f"dataset.root={coco}", *SMALL, *few, *backbone]
+    run = built(project, tmp_path, *overrides)
+    published = 34_014_999 if experiment == "retinanet_coco" else 38_198_935
+    assert sum(parameter.numel() for parameter in run.model.parameters()) == published
+    assert any(isinstance(module, FrozenBatchNorm2d) for module in run.model.modules()) == (experiment == "retinanet_coco")
+    assert run.model.backbone.body.bn1.running_var.unique().tolist() == [4.0]
+    assert (len(run.splits["train"].dataset), len(run.splits["valid"].dataset)) == (10, 2)
+    trial(composed(project, *overrides), project)
+
+
+def test_a_published_recipe_without_its_weights_says_so_before_the_first_step(project: Project, coco: Path):
+    with pytest.raises(ConfigError, match="no pretrained weights"):
+        trial(composed(project, "experiment=retinanet_coco", f"dataset.root={coco}", *SMALL, "model.backbone=resnet18", "model.weights_backbone=null"), project)
+
+
+@pytest.mark.parametrize("transforms", ["detection", "detection_multiscale", "detection_ssd", "detection_flips"])
+def test_every_choice_of_transforms_trains_on_digits_on_canvases(project: Project, transforms: str):
+    data = ["recipe=detection", "model=retinanet_resnet18", "dataset=digits_on_canvas", "dataset.samples=4", "dataset.valid_samples=2", "dataset.turned=true"]
+    small = ["model.channels=32", "model.min_size=64", "model.max_size=96", "batch_size=4", "evaluate.batch_size=2"]
+    sizes = ["transforms.shortest=[64]", "transforms.longest=96"] if transforms == "detection_multiscale" else []
+    trial(composed(project, *data, *small, f"transforms={transforms}", *sizes), project)
+
+
+def voc(root: Path, *, box: str = "<xmin>4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>") -> Path:
+    """Eight images of three classes in Pascal VOC's layout, all in every list; `box` is the last one's."""
+    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (root / folder).mkdir(parents=True)
+    for number in range(8):
+        Image.new("RGB", (40, 30), (number * 20, 90, 30)).save(root / "JPEGImages" / f"{number}.jpg")
+        corners = box if number == 7 else "<xmin>4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>"
+        item = f"<object><name>kind {number % 3}</name><bndbox>{corners}</bndbox></object>"
+        size = "<size><width>40</width><height>30</height></size>"
+        (root / "Annotations" / f"{number}.xml").write_text(f"<annotation>{size}{item}</annotation>")
+    for split in ("train", "val", "test"):
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(map(str, range(8))))
+    return root
+
+
+def test_the_blood_cells_recipe_trains_on_data_of_its_layout(project: Project, tmp_path: Path):
+    overrides = ["experiment=retinanet_bccd", f"dataset.root={voc(tmp_path / 'cells')}", "dataset.size=[48,64]", "model.channels=32"]
+    run = built(project, tmp_path / "run", *overrides)
+    assert set(run.splits) == {"train", "valid", "test"}
+    trial(composed(project, *overrides), project)
+
+
+def test_a_negative_box_is_told_before_training_with_its_file(project: Project, tmp_path: Path):
+    root = voc(tmp_path / "cells", box="<xmin>-4</xmin><ymin>3</ymin><xmax>30</xmax><ymax>25</ymax>")
+    with pytest.raises(DataError, match=r"7\.xml: a box has a negative corner"):
+        built(project, tmp_path / "run", "experiment=retinanet_bccd", f"dataset.root={root}")
+
+
+def test_pascal_voc_itself_counts_pixels_from_one(project: Project, tmp_path: Path):
+    more = [
+        "recipe=detection",
+        "model=retinanet_resnet18",
+        "dataset=pascal_voc",
+        "transforms=detection",
+        "dataset.num_classes=4",
+        "model.channels=32",
+        "batch_size=4",
+    ]
+    run = built(project, tmp_path / "run", *more, f"dataset.root={voc(tmp_path / 'voc')}")
+    assert run.splits["train"].dataset[0]["boxes"].tolist() == [[3, 2, 30, 25]]
+
+
+@pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2", "retinanet_bccd"])
+def test_debug_tiny_needs_no_data_and_no_weights(project: Project, experiment: str):
+    trial(composed(project, f"experiment={experiment}", "debug=tiny"), project)

@@ -1,0 +1,105 @@
+"""The choices for separation: composed and built as an experiment would, and a few steps trained on data of each layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+SMALL = ["tracking=none", "loader.num_workers=0", "reproducibility.threads=1"]
+NARROW = ["model.enc_num_feats=16", "model.msk_num_feats=8", "model.msk_num_hidden_feats=16", "model.msk_num_layers=2", "model.msk_num_stacks=1"]
+FEW = ["batch_size=2", "max_steps=2"]
+
+
+def record(path: Path, waveform: torch.Tensor) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, waveform.numpy(), 8000)
+
+
+@pytest.fixture
+def mixtures(tmp_path: Path) -> Path:
+    """Both layouts of generated mixtures below one folder."""
+    splits = {"Libri2Mix/wav8k/min": ("mix_clean", ("train-360", "dev", "test")), "2speakers/wav8k/min": ("mix", ("tr", "cv", "tt"))}
+    for top, (mixture, subsets) in splits.items():
+        for subset in subsets:
+            for number in range(4):
+                one, other = 0.1 * torch.randn(2, 2000 + 100 * number)
+                for part, waveform in ((mixture, one + other), ("s1", one), ("s2", other)):
+                    record(tmp_path / top / subset / part / f"{number}.wav", waveform)
+    return tmp_path
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    for speaker in ("ann", "bob"):
+        for take in (0, 4, 5, 12):
+            record(tmp_path / f"7_{speaker}_{take}.wav", 0.1 * torch.randn(3000))
+    return tmp_path
+
+
+def shown(samewise, *overrides: str) -> dict:
+    done = samewise("show", *overrides, "--json")
+    assert done.returncode == 0, done.stderr
+    config = json.loads(done.stdout)
+    return config.get("config", config)
+
+
+def test_the_published_recipes_are_composed_as_published(samewise, mixtures):
+    network = {"enc_kernel_size": 16, "enc_num_feats": 512, "msk_kernel_size": 3, "msk_num_feats": 128, "msk_num_hidden_feats": 512}
+    for experiment, batch_size, epochs, seconds, patience, activation in (
+        ("conv_tasnet_libri2mix", 12, 200, 3.0, 5, "relu"),
+        ("conv_tasnet_wsj0_2mix", 16, 100, 4.0, 3, "sigmoid"),
+    ):
+        config = shown(samewise, f"experiment={experiment}", f"dataset.root={mixtures}")
+        assert config["model"].items() >= {**network, "num_sources": 2, "msk_num_layers": 8, "msk_num_stacks": 3, "msk_activate": activation}.items()
+        assert (config["batch_size"], config["max_epochs"], config["clip_norm"], config["optimizer"]["lr"]) == (batch_size, epochs, 5.0, 1e-3)
+        assert (config["scheduler"]["factor"], config["scheduler"]["patience"]) == (0.5, patience)
+        assert (config["dataset"]["train"]["seconds"], config["dataset"]["valid"].get("seconds")) == (seconds, None)
+        stopping = config["callbacks"].get("early_stopping")
+        assert (stopping and stopping["patience"]) == (30 if experiment == "conv_tasnet_libri2mix" else None)
+
+
+@pytest.mark.parametrize("experiment", ["conv_tasnet_libri2mix", "conv_tasnet_wsj0_2mix"])
+def test_the_published_recipes_train_on_data_of_their_layout(samewise, mixtures, tmp_path, experiment):
+    done = samewise("train", f"experiment={experiment}", f"dataset.root={mixtures}", f"run_root={tmp_path}/runs", *SMALL, *NARROW, *FEW, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
+
+
+def test_mixtures_of_spoken_digits_train_on_some_takes_and_are_validated_on_others(samewise, digits, tmp_path):
+    small = ["dataset.samples=4", "dataset.valid_samples=2", "dataset.seconds=0.2"]
+    overrides = ["experiment=conv_tasnet_spoken_digits", f"dataset.root={digits}", f"run_root={tmp_path}/runs", *small]
+    done = samewise("train", *overrides, *SMALL, *NARROW, *FEW, "recipe.sdr=false", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
+    (digits / "7_ann_0.wav").unlink()
+    (digits / "7_ann_4.wav").unlink()
+    checked = samewise("check", *overrides, *NARROW)
+    assert checked.returncode == 2
+    assert "dataset.valid" in checked.stderr + checked.stdout or "has recordings of 1 speaker (bob)" in checked.stderr + checked.stdout
+
+
+@pytest.mark.parametrize("experiment", ["conv_tasnet_libri2mix", "conv_tasnet_wsj0_2mix", "conv_tasnet_spoken_digits"])
+def test_each_experiment_has_a_tiny_form_that_learns_without_its_data(samewise, tmp_path, experiment):
+    done = samewise("train", f"experiment={experiment}", "debug=tiny", f"run_root={tmp_path}", *SMALL, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    losses = [float.fromhex(json.loads(line)["loss"]) for line in (Path(summary["folder"]) / "trace.jsonl").read_text().splitlines()[1:]]
+    assert len(losses) == 20
+    assert sum(losses[-4:]) < sum(losses[:4])
+
+
+def test_settings_of_a_callback_that_was_not_chosen_are_named(samewise):
+    done = samewise("check", "experiment=conv_tasnet_libri2mix", "debug=tiny", "callbacks=none")
+    assert done.returncode == 2
+    assert "callbacks.early_stopping: is not a component" in done.stdout + done.stderr
+
+
+def test_missing_data_is_named_before_training(samewise, tmp_path):
+    done = samewise("train", "experiment=conv_tasnet_libri2mix", f"dataset.root={tmp_path}", f"run_root={tmp_path}/runs")
+    assert done.returncode == 2
+    assert "this folder of Libri2Mix is not there" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,91 @@
+"""The choices for speech recognition: composed and built as an experiment would, and a few steps trained on data of each layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+PUBLISHED = ["experiment=wav2letter_librispeech", "tracking=none", "callbacks=none", "loader.num_workers=0"]
+# As published but for the size: the same layers, narrower.
+NARROW = ["model=wav2letter_small", "model.norm=none", "model.width=8", "model.top_width=16", "batch_size=2", "max_steps=2"]
+
+
+@pytest.fixture
+def trained(samewise, tmp_path):
+    """Trains to the end; the run's summary."""
+
+    def train(*overrides: str) -> dict:
+        done = samewise("train", f"run_root={tmp_path}/runs", "tracking=none", "callbacks=none", *overrides, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return train
+
+
+def record(path: Path, seconds: float, rate: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, (0.3 * torch.sin(torch.arange(round(seconds * rate)) * 0.3)).numpy(), rate)
+
+
+@pytest.fixture
+def librispeech(tmp_path: Path) -> Path:
+    for number, subset in enumerate(("train-clean-100", "train-clean-360", "train-other-500", "dev-clean", "test-clean")):
+        folder = tmp_path / "LibriSpeech" / subset / str(number) / "7"
+        for utterance in range(2):
+            record(folder / f"{number}-7-{utterance:04d}.flac", 0.4 + 0.1 * utterance, 16000)
+        (folder / f"{number}-7.trans.txt").write_text(f"{number}-7-0000 A BALL\n{number}-7-0001 IT'S\n")
+    return tmp_path
+
+
+def test_the_published_recipe_is_composed_as_published(samewise, librispeech):
+    shown = samewise("show", *PUBLISHED, f"dataset.root={librispeech}", "--json")
+    assert shown.returncode == 0, shown.stderr
+    config = json.loads(shown.stdout)
+    config = config.get("config", config)
+    assert config["model"] == {"_target_": "torchaudio.models.Wav2Letter", "num_classes": 29, "input_type": "mfcc", "num_features": 13}
+    assert {name: config["optimizer"][name] for name in ("lr", "rho", "eps", "weight_decay")} == {"lr": 0.6, "rho": 0.95, "eps": 1e-8, "weight_decay": 1e-5}
+    assert (config["batch_size"], config["max_epochs"], config["scheduler"]["patience"], config["scheduler"]["threshold"]) == (128, 40, 10, 1e-3)
+    assert config["dataset"]["train"]["subsets"] == ["train-clean-100", "train-clean-360", "train-other-500"]
+    front = config["transforms"]["train"]["batch"]
+    assert [(part["n_mfcc"], part["n_mels"], part["n_fft"], part["hop_length"], part["sample_rate"]) for part in front] == [(13, 13, 400, 160, 16000)]
+
+
+def test_the_published_recipe_is_built(samewise, librispeech):
+    checked = samewise("check", *PUBLISHED, f"dataset.root={librispeech}", "batch_size=6")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("transforms", ["mfcc_augmented", "waveform"])
+def test_a_few_steps_on_data_of_librispeechs_layout(trained, librispeech, transforms):
+    summary = trained(*PUBLISHED, *NARROW, f"transforms={transforms}", f"dataset.root={librispeech}")
+    assert summary["steps"] == 2
+
+
+def test_a_few_steps_on_spoken_digits_one_after_the_other(trained, tmp_path):
+    for digit in range(4):
+        for take in (0, 5, 6):
+            record(tmp_path / "recordings" / f"{digit}_ann_{take}.wav", 0.3, 8000)
+    overrides = ["experiment=wav2letter_spoken_digits", f"dataset.root={tmp_path}", "dataset.digits=[1,3]", "reproducibility.threads=1"]
+    summary = trained(*overrides, "batch_size=4", "max_steps=2", "model.width=8", "model.top_width=16")
+    assert summary["steps"] == 2
+
+
+def test_a_few_steps_on_a_manifest(trained, tmp_path):
+    for name in ("a", "b", "c"):
+        record(tmp_path / f"{name}.wav", 0.4, 44100)
+    (tmp_path / "list.csv").write_text("audio,text\na.wav,An apple.\nb.wav,Bees!\nc.wav,sea\n")
+    lists = [f"dataset.train_file={tmp_path}/list.csv", f"dataset.valid_file={tmp_path}/list.csv", "dataset.ignore='.!'"]
+    summary = trained(*PUBLISHED, *NARROW, "dataset=manifest", *lists)
+    assert summary["steps"] == 2
+
+
+def test_faults_in_the_data_are_named_before_training(samewise, librispeech):
+    listing = next(librispeech.rglob("1-7.trans.txt"))
+    listing.write_text(listing.read_text().replace("BALL", "BALL 2"))
+    checked = samewise("check", *PUBLISHED, f"dataset.root={librispeech}", "batch_size=6")
+    assert checked.returncode == 2
+    assert "1-7-0000.flac: its transcript has an unknown letter" in checked.stdout + checked.stderr

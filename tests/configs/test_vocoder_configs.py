@@ -1,0 +1,83 @@
+"""The choices for vocoders: composed and built as an experiment would, and a few steps trained on data of each layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+EXPERIMENTS = ["wavernn_ljspeech", "wavernn_libritts", "wavernn_spoken_digits"]
+SMALL = ["tracking=none", "loader.num_workers=0", "reproducibility.threads=1"]
+NARROW = ["model.n_res_block=1", "model.n_rnn=16", "model.n_fc=16", "model.n_hidden=8", "model.n_output=8"]
+FEW = ["batch_size=2", "max_steps=2", "evaluate.batch_size=2", "recipe.resynthesise=0"]
+
+
+def record(path: Path, rate: int, frames: int = 4000) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, (0.1 * torch.randn(frames)).numpy(), rate)
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    """LJSpeech, LibriTTS and spoken digits below one folder."""
+    names = [f"LJ001-{number:04d}" for number in range(1, 11)]
+    for name in names:
+        record(tmp_path / "LJSpeech-1.1" / "wavs" / f"{name}.wav", 22050)
+    (tmp_path / "LJSpeech-1.1" / "metadata.csv").write_text("".join(f"{name}|Text|Text\n" for name in names))
+    for subset in ("train-clean-100", "dev-clean", "test-clean"):
+        for number in range(3):
+            record(tmp_path / "LibriTTS" / subset / "1" / "2" / f"{number}.wav", 24000)
+    for take in (0, 1, 5, 6, 17):
+        record(tmp_path / f"3_jackson_{take}.wav", 8000)
+        record(tmp_path / f"3_theo_{take}.wav", 8000)
+    return tmp_path
+
+
+def test_the_published_recipes_are_composed_as_published(samewise, recordings):
+    for experiment in EXPERIMENTS[:2]:
+        done = samewise("show", f"experiment={experiment}", f"dataset.root={recordings}", "--json")
+        assert done.returncode == 0, done.stderr
+        config = json.loads(done.stdout)
+        config = config.get("config", config)
+        wanted = {"n_classes": 256, "hop_length": 275, "n_res_block": 10, "n_rnn": 512, "n_fc": 512, "kernel_size": 5, "n_freq": 80}
+        assert config["model"].items() >= {**wanted, "upsample_scales": [5, 5, 11], "n_hidden": 128, "n_output": 128}.items()
+        (front_end,) = config["transforms"]["train"]["batch"]
+        assert front_end.items() >= {"sample_rate": 22050, "n_fft": 2048, "win_length": 1100, "hop_length": 275, "f_min": 40.0, "n_mels": 80}.items()
+        assert (config["dataset"]["train"]["samples"], config["batch_size"], config["max_epochs"]) == (1375, 256, 10000)
+        assert (config["optimizer"]["lr"], config["clip_norm"], config["optimizer"]["_target_"]) == (1e-4, 4.0, "torch.optim.Adam")
+
+
+@pytest.mark.parametrize("output", [["recipe.output=mu_law"], ["recipe.output=logistics", "recipe.n_classes=30"]])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_each_experiment_trains_on_data_of_its_layout(samewise, recordings, tmp_path, experiment, output):
+    root = f"dataset.root={recordings}"
+    done = samewise("train", f"experiment={experiment}", root, f"run_root={tmp_path}/runs", *SMALL, *NARROW, *FEW, *output, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_each_experiment_has_a_tiny_form_that_learns_without_its_data(samewise, tmp_path, experiment):
+    done = samewise("train", f"experiment={experiment}", "debug=tiny", f"run_root={tmp_path}", *SMALL, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    losses = [float.fromhex(json.loads(line)["loss"]) for line in (Path(summary["folder"]) / "trace.jsonl").read_text().splitlines()[1:]]
+    assert len(losses) == 20
+    assert sum(losses[-4:]) < sum(losses[:4])
+    assert (Path(summary["folder"]) / "artifacts" / "valid" / "clip_0_resynthesised.wav").is_file()
+
+
+def test_upsampling_that_does_not_reach_the_hop_is_named_before_training(samewise, tmp_path):
+    done = samewise("check", "experiment=wavernn_ljspeech", "debug=tiny", "model.upsample_scales=[5,2]")
+    assert done.returncode == 2
+    assert "model: WaveRNN failed: Expected: total_scale == hop_length, but found 10 != 20" in done.stdout + done.stderr
+
+
+def test_missing_data_is_named_before_training(samewise, tmp_path):
+    for experiment, message in (("wavernn_ljspeech", "LJSpeech is not there"), ("wavernn_libritts", "this part of LibriTTS is not there")):
+        done = samewise("train", f"experiment={experiment}", f"dataset.root={tmp_path}", f"run_root={tmp_path}/runs")
+        assert done.returncode == 2
+        assert message in done.stderr

@@ -1,0 +1,117 @@
+"""Reading audio files: formats, stretches, rates, channels, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+import soundfile
+import torch
+
+from samewise.datasets.audio_files import audio_info, list_audio, read_audio, resample
+from samewise.runner.errors import DataError
+
+RATE = 8000
+
+
+def tone(frames: int = 2000, *, frequency: float = 440.0, rate: int = RATE) -> torch.Tensor:
+    return 0.5 * torch.sin(2 * math.pi * frequency * torch.arange(frames) / rate)
+
+
+def written(path, samples, rate=RATE, **options):
+    soundfile.write(path, samples.t().numpy() if samples.dim() == 2 else samples.numpy(), rate, **options)
+    return path
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("a.wav", 1e-4), ("a.flac", 1e-4), ("a.aiff", 1e-4), ("a.ogg", 0.1), ("a.mp3", 0.1)])
+def test_each_format_gives_the_samples_that_were_written(tmp_path, name, tolerance):
+    path = written(tmp_path / name, tone())
+    waveform, rate = read_audio(path)
+    assert (waveform.dtype, tuple(waveform.shape), rate) == (torch.float32, (2000,), RATE)
+    assert (waveform - tone())[200:-200].abs().max() < tolerance
+    info = audio_info(path)
+    assert (info.frames, info.sample_rate, info.channels, info.seconds) == (2000, RATE, 1, 0.25)
+
+
+def test_a_stretch_is_the_same_samples_as_the_whole(tmp_path):
+    path = written(tmp_path / "a.flac", tone())
+    whole, _ = read_audio(path)
+    assert torch.equal(read_audio(path, start=700, frames=300)[0], whole[700:1000])
+    assert torch.equal(read_audio(path, start=1500)[0], whole[1500:])
+
+
+def test_channels_are_averaged_unless_kept(tmp_path):
+    both = torch.stack([tone(), torch.zeros(2000)])
+    path = written(tmp_path / "a.wav", both, subtype="FLOAT")
+    assert torch.equal(read_audio(path, mono=False)[0], both)
+    assert torch.equal(read_audio(path)[0], both.mean(0))
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(44100, 16000), (8000, 16000), (22050, 8000)])
+def test_another_rate_is_resampled_to_the_one_wanted(tmp_path, rate, wanted):
+    path = written(tmp_path / "a.wav", tone(rate // 2 + 3, rate=rate), rate, subtype="FLOAT")
+    waveform, given = read_audio(path, sample_rate=wanted)
+    assert given == wanted
+    assert len(waveform) == audio_info(path).frames_at(wanted) == math.ceil((rate // 2 + 3) * wanted / rate)
+    expected = tone(len(waveform), rate=wanted)
+    assert (waveform - expected)[100:-100].abs().max() < 0.01
+    assert torch.equal(waveform, resample(read_audio(path)[0], from_rate=rate, to_rate=wanted))
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
+def test_a_file_that_is_cut_short_is_named(tmp_path, name):
+    raw = written(tmp_path / name, tone(40000)).read_bytes()
+    path = tmp_path / f"short_{name}"
+    path.write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(DataError, match=f"short_{name}: is (cut short|too short|a damaged file)"):
+        read_audio(path)
+
+
+def test_a_wav_file_written_into_a_pipe_does_not_say_its_length(tmp_path):
+    raw = bytearray(written(tmp_path / "a.wav", tone()).read_bytes())
+    place = raw.index(b"data") + 4
+    raw[place : place + 4] = struct.pack("<I", 0xFFFFFFFF)
+    (tmp_path / "piped.wav").write_bytes(raw)
+    assert len(read_audio(tmp_path / "piped.wav")[0]) == 2000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b"this is a letter, not a recording" * 20, "is not audio"), (None, "cannot be read")],
+)
+def test_what_is_no_audio_file_is_named(tmp_path, content, message):
+    path = tmp_path / "thing.wav"
+    if content is not None:
+        path.write_bytes(content)
+    for read in (read_audio, audio_info):
+        with pytest.raises(DataError, match=f"thing.wav: {message}"):
+            read(path)
+
+
+def test_a_file_without_a_single_frame_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"silent.wav: is too short"):
+        read_audio(written(tmp_path / "silent.wav", tone(0)))
+
+
+@pytest.mark.parametrize(("start", "frames"), [(1990, 20), (2000, None), (3000, 5), (0, 2001)])
+def test_a_stretch_beyond_the_end_is_named(tmp_path, start, frames):
+    with pytest.raises(DataError, match=r"a.wav: is too short"):
+        read_audio(written(tmp_path / "a.wav", tone()), start=start, frames=frames)
+
+
+def test_numbers_that_are_not_finite_are_named(tmp_path):
+    samples = tone()
+    samples[7] = float("nan")
+    with pytest.raises(DataError, match=r"a.wav: .*not finite"):
+        read_audio(written(tmp_path / "a.wav", samples, subtype="FLOAT"))
+
+
+def test_files_are_listed_in_one_order_whatever_the_disk_says(tmp_path):
+    for name in ("b/2.wav", "b/1.FLAC", "a.wav", "b/notes.txt", ".hidden/3.wav", "b/.rubbish.wav"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list_audio(tmp_path) == ["a.wav", "b/1.FLAC", "b/2.wav"]
+    assert list_audio(tmp_path, extensions=(".flac",)) == ["b/1.FLAC"]
+    with pytest.raises(DataError, match="cannot be read"):
+        list_audio(tmp_path / "nowhere")

@@ -1,0 +1,121 @@
+"""Clips of recordings for vocoders: where they begin, what lies around them, and the layouts they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+from samewise.datasets.generated_clips import GeneratedClips
+from samewise.datasets.libritts import LibriTTS
+from samewise.datasets.ljspeech import LJSpeech
+from samewise.datasets.wav_folder import WavFolder
+from samewise.runner import streams
+from samewise.runner.errors import ConfigError, DataError
+
+SIZE = {"samples": 100, "context": 30}
+
+
+def record(path: Path, frames: int = 1000, rate: int = 8000) -> None:
+    """A ramp, which shows where a clip lies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, (torch.arange(1, frames + 1) / 2000).numpy(), rate, subtype="FLOAT")
+
+
+def drawn(data, index: int, *numbers: int) -> dict:
+    with streams.scope(0, "sample", *numbers):
+        return data[index]
+
+
+def place(sample: dict) -> int:
+    """The position in the ramp of the clip's first sample."""
+    return round(float(sample["waveform"][30]) * 2000) - 1
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_a_clip_lies_anywhere_in_its_recording_with_what_is_around_it(tmp_path, cache):
+    record(tmp_path / "a.wav")
+    data = WavFolder(root=str(tmp_path), sample_rate=8000, cache=cache, **SIZE)
+    places = set()
+    for number in range(200):
+        sample = drawn(data, 0, number)
+        assert (sample["waveform"].shape, sample["name"], sample["index"]) == ((160,), "a.wav", 0)
+        around = torch.arange(place(sample) - 30, place(sample) + 130)
+        inside = (around >= 0) & (around < 1000)
+        assert torch.allclose(sample["waveform"], torch.where(inside, (around + 1) / 2000, 0.0), atol=1e-6)
+        places.add(place(sample))
+    assert min(places) < 40
+    assert 860 < max(places) <= 1000 - 100 - 1
+    assert torch.equal(drawn(data, 0, 7)["waveform"], drawn(data, 0, 7)["waveform"])
+
+
+def test_a_recording_shorter_than_a_clip_is_followed_by_silence(tmp_path):
+    record(tmp_path / "a.wav", 40)
+    waveform = WavFolder(root=str(tmp_path), sample_rate=8000, **SIZE)[0]["waveform"]
+    assert waveform.nonzero().flatten().tolist() == list(range(30, 70))
+
+
+def test_recordings_at_another_rate_are_resampled(tmp_path):
+    record(tmp_path / "a.wav", 2000, rate=16000)
+    data = WavFolder(root=str(tmp_path), sample_rate=8000, samples=1000, context=10)
+    assert len(data[0]["waveform"].nonzero()) == pytest.approx(1000, abs=5)
+    assert data.sample_rate == 8000
+
+
+def test_a_pattern_chooses_speakers_and_takes(tmp_path):
+    for speaker in ("ann", "bob"):
+        for take in (0, 3, 7, 12):
+            record(tmp_path / f"5_{speaker}_{take}.wav")
+    data = WavFolder(root=str(tmp_path), pattern="[0-9]_(ann)_([5-9]|[1-4][0-9])[.]wav", sample_rate=8000, **SIZE)
+    assert [data[index]["name"] for index in range(len(data))] == ["5_ann_12.wav", "5_ann_7.wav"]
+    with pytest.raises(DataError, match="no recording there has a name that the pattern matches"):
+        WavFolder(root=str(tmp_path), pattern="cy.*", sample_rate=8000, **SIZE)
+    with pytest.raises(ConfigError, match="no regular expression"):
+        WavFolder(root=str(tmp_path), pattern="(", sample_rate=8000, **SIZE)
+
+
+def test_ljspeech_holds_out_each_tenth_recording(tmp_path):
+    names = [f"LJ001-{number:04d}" for number in range(1, 26)]
+    for name in names:
+        record(tmp_path / "LJSpeech-1.1" / "wavs" / f"{name}.wav", 200, rate=22050)
+    (tmp_path / "LJSpeech-1.1" / "metadata.csv").write_text("".join(f"{name}|Some text|Some text\n" for name in names))
+    train, valid = (LJSpeech(root=str(tmp_path), split=split, **SIZE) for split in ("train", "valid"))
+    assert [valid[index]["name"] for index in range(len(valid))] == ["LJ001-0010.wav", "LJ001-0020.wav"]
+    assert len(train) == 23
+    assert train.fingerprint() == LJSpeech(root=str(tmp_path / "LJSpeech-1.1"), split="train", **SIZE).fingerprint() != valid.fingerprint()
+    (tmp_path / "LJSpeech-1.1" / "wavs" / "LJ001-0003.wav").unlink()
+    with pytest.raises(DataError, match=r"recordings are missing that metadata\.csv lists: LJ001-0003\.wav"):
+        LJSpeech(root=str(tmp_path), split="train", **SIZE)
+    with pytest.raises(DataError, match="LJSpeech is not there"):
+        LJSpeech(root=str(tmp_path / "nowhere"), split="train", **SIZE)
+
+
+def test_libritts_has_the_subsets_asked_for(tmp_path):
+    for subset in ("dev-clean", "test-clean"):
+        for chapter in ("7", "12"):
+            record(tmp_path / "LibriTTS" / subset / "84" / chapter / f"84_{chapter}_000001_000000.wav", 400, rate=24000)
+    data = LibriTTS(root=str(tmp_path), subsets=["dev-clean", "test-clean"], **SIZE)
+    assert len(data) == 4
+    assert data[0]["name"] == "dev-clean/84/12/84_12_000001_000000.wav"
+    with pytest.raises(DataError, match=r"this part of LibriTTS is not there"):
+        LibriTTS(root=str(tmp_path), subsets=["train-clean-100"], **SIZE)
+    with pytest.raises(ConfigError, match="did you mean 'dev-clean'"):
+        LibriTTS(root=str(tmp_path), subsets=["devclean"], **SIZE)
+
+
+def test_a_file_that_is_not_audio_is_named(tmp_path):
+    (tmp_path / "a.wav").write_bytes(b"this is no sound at all, it only says so" * 9)
+    with pytest.raises(DataError, match=r"a\.wav"):
+        WavFolder(root=str(tmp_path), sample_rate=8000, **SIZE)[0]
+
+
+def test_generated_clips_are_the_same_each_time_and_differ_by_split():
+    data, other = GeneratedClips(length=4), GeneratedClips(length=4, split="valid")
+    assert data[2]["waveform"].shape == (536,)
+    assert torch.equal(data[2]["waveform"], GeneratedClips(length=4)[2]["waveform"])
+    assert not torch.equal(data[2]["waveform"], other[2]["waveform"])
+    assert 0.2 < data[2]["waveform"].abs().max() < 0.5
+    with pytest.raises(ConfigError, match="samples"):
+        GeneratedClips(samples=0)

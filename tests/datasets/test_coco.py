@@ -1,0 +1,126 @@
+"""Images with boxes in COCO's form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from samewise.datasets.coco import COCO
+from samewise.runner.errors import DataError
+
+
+def content() -> dict[str, Any]:
+    """Three images: 7 with a dog and a crowd of them, 3 with a cat, 5 without boxes."""
+    return {
+        "images": [{"id": number, "file_name": f"{number:04d}.jpg", "width": 40, "height": 30} for number in (7, 3, 5)],
+        "categories": [{"id": 18, "name": "dog"}, {"id": 17, "name": "cat"}],
+        "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 18, "bbox": [1, 2, 10, 20], "area": 150.5, "iscrowd": 0},
+            {"id": 2, "image_id": 7, "category_id": 18, "bbox": [0, 0, 40, 30], "area": 900, "iscrowd": 1},
+            {"id": 3, "image_id": 3, "category_id": 17, "bbox": [30, 20, 20, 20], "area": 100, "iscrowd": 0},
+        ],
+    }
+
+
+def write(root: Path, what: dict[str, Any]) -> Path:
+    (root / "images").mkdir(exist_ok=True)
+    for image in what["images"]:
+        if "file_name" in image:
+            Image.new("RGB", (40, 30), (200, 10, 10)).save(root / "images" / image["file_name"])
+    (root / "boxes.json").write_text(json.dumps(what))
+    return root
+
+
+def made(root: Path, **options: Any) -> COCO:
+    return COCO(root=str(root), images="images", annotations="boxes.json", **options)
+
+
+def test_samples_come_in_the_order_of_image_numbers_with_corners_and_areas(tmp_path: Path):
+    data = made(write(tmp_path, content()), num_classes=91)
+    assert [data[index]["image_id"] for index in range(3)] == [3, 5, 7]
+    sample = data[2]
+    assert sample["boxes"].tolist() == [[1, 2, 11, 22], [0, 0, 40, 30]]
+    assert sample["labels"].tolist() == [18, 18]
+    assert sample["crowd"].tolist() == [False, True]
+    assert sample["area"].tolist() == [150.5, 900]
+    assert len(data[1]["boxes"]) == 0
+    assert data[1]["boxes"].shape == (0, 4)
+
+
+def test_boxes_are_cut_at_the_border(tmp_path: Path):
+    assert made(write(tmp_path, content()))[0]["boxes"].tolist() == [[30, 20, 40, 30]]
+
+
+def test_training_leaves_out_crowds_and_images_without_boxes(tmp_path: Path):
+    what = content()
+    what["annotations"].append({"id": 4, "image_id": 5, "category_id": 17, "bbox": [50, 0, 5, 5], "iscrowd": 0})  # beside the image
+    data = made(write(tmp_path, what), training=True)
+    assert [data[index]["image_id"] for index in range(len(data))] == [3, 7]
+    assert data[1]["boxes"].tolist() == [[1, 2, 11, 22]]
+    assert "crowd" not in data[1]
+
+
+def test_labels_are_cocos_numbers_or_without_gaps(tmp_path: Path):
+    write(tmp_path, content())
+    kept, dense = made(tmp_path, num_classes=91), made(tmp_path, category_ids="dense", num_classes=3)
+    assert (len(kept.classes), kept.classes[17], kept.classes[18]) == (91, "cat", "dog")
+    assert dense.classes == ["background", "cat", "dog"]
+    assert dense[2]["labels"].tolist() == [2, 2]
+    with pytest.raises(DataError, match=r"dataset\.num_classes=3"):
+        made(tmp_path, category_ids="dense", num_classes=91)
+    with pytest.raises(DataError, match=r"dataset\.num_classes=19"):
+        made(tmp_path, num_classes=10)
+
+
+def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
+    write(tmp_path, content())
+    data = made(tmp_path)
+    for path in (tmp_path / "images").iterdir():
+        path.write_bytes(b"")
+    assert data.aspect_ratios().tolist() == [40 / 30] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bbox": [1, 2, -10, 20]}, r"boxes\.json, annotation 1: has an impossible box(.|\n)*-10"),
+        ({"bbox": [1, 2, 10]}, "annotation 1: has an impossible box"),
+        ({"bbox": [1, 2, float("nan"), 5]}, "annotation 1: has an impossible box"),
+        ({"bbox": None}, "annotation 1: is incomplete"),
+        ({"image_id": 99}, r"annotation 1: belongs to an image that the file does not list(.|\n)*99"),
+        ({"category_id": 3}, "annotation 1: has an unknown category"),
+    ],
+)
+def test_an_impossible_annotation_is_told_with_its_number_before_training(tmp_path: Path, change: dict[str, Any], message: str):
+    what = content()
+    what["annotations"][0] |= change
+    with pytest.raises(DataError, match=message):
+        made(write(tmp_path, what))
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"boxes\.json: the annotations cannot be read(.|\n)*dataset\.root=FOLDER"):
+        made(tmp_path)
+    write(tmp_path, content())
+    (tmp_path / "images" / "0003.jpg").unlink()
+    with pytest.raises(DataError, match=r"0003\.jpg: an image is missing"):
+        made(tmp_path)
+    (tmp_path / "boxes.json").write_text('{"images": [')
+    with pytest.raises(DataError, match=r"boxes\.json: is not JSON, or cut short"):
+        made(tmp_path)
+    (tmp_path / "boxes.json").write_text("{}")
+    with pytest.raises(DataError, match="no list of images"):
+        made(tmp_path)
+
+
+def test_a_category_0_would_be_the_background(tmp_path: Path):
+    what = content()
+    what["categories"].append({"id": 0, "name": "bird"})
+    write(tmp_path, what)
+    with pytest.raises(DataError, match="label 0 is the background's"):
+        made(tmp_path)
+    assert made(tmp_path, category_ids="dense").classes == ["background", "bird", "cat", "dog"]

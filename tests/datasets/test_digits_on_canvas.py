@@ -1,0 +1,64 @@
+"""Digits drawn on canvases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from samewise.datasets.digits_on_canvas import DigitsOnCanvas
+from samewise.runner import streams
+from samewise.runner.errors import ConfigError
+
+
+def test_a_canvas_depends_on_its_index_alone():
+    made, again = DigitsOnCanvas(split="train", length=10), DigitsOnCanvas(split="train", length=20)
+    torch.manual_seed(5)
+    first = made[7]
+    torch.manual_seed(6)
+    assert all(torch.equal(first[name], again[7][name]) for name in ("image", "boxes", "labels"))
+    assert not torch.equal(first["image"], made[6]["image"])
+    assert not torch.equal(first["image"], DigitsOnCanvas(split="valid", length=10)[7]["image"])
+    assert not torch.equal(first["image"], DigitsOnCanvas(split="train", length=10, seed=1)[7]["image"])
+
+
+def test_drawing_touches_no_global_generator():
+    with streams.scope(0, "test"):
+        before = torch.get_rng_state()
+        DigitsOnCanvas(split="train", length=1)[0]
+        assert torch.equal(before, torch.get_rng_state())
+
+
+def test_boxes_lie_in_the_image_around_brighter_pixels_and_apart_from_each_other():
+    data = DigitsOnCanvas(split="valid", length=40, digits=4, height=80, width=100, largest=40)
+    counts = set()
+    for index in range(40):
+        sample = data[index]
+        counts.add(len(sample["labels"]))
+        assert all(1 <= label <= 10 for label in sample["labels"].tolist())
+        outside = torch.ones(80, 100, dtype=torch.bool)
+        for x1, y1, x2, y2 in sample["boxes"].int().tolist():
+            assert 0 <= x1 < x2 <= 100
+            assert 0 <= y1 < y2 <= 80
+            assert sample["image"][:, y1:y2, x1:x2].max() > 150
+            assert outside[y1:y2, x1:x2].all()
+            outside[y1:y2, x1:x2] = False
+        assert int((sample["image"].amax(0)[outside] > 96).sum()) == 0  # the whole digit is in its box
+    assert counts == {1, 2, 3, 4}
+
+
+def test_some_canvases_are_turned_and_the_aspect_ratios_say_which():
+    data = DigitsOnCanvas(split="train", length=30, turned=True)
+    ratios = data.aspect_ratios().tolist()
+    assert ratios == [data[index]["image"].shape[2] / data[index]["image"].shape[1] for index in range(30)]
+    assert set(ratios) == {96 / 128, 128 / 96}
+
+
+def test_the_fingerprint_is_that_of_the_settings():
+    assert DigitsOnCanvas(split="train").fingerprint() == DigitsOnCanvas(split="train").fingerprint()
+    assert len({DigitsOnCanvas(split="train", **options).fingerprint() for options in ({}, {"digits": 2}, {"seed": 1}, {"length": 5}, {"turned": True})}) == 5
+
+
+@pytest.mark.parametrize("options", [{"length": 0}, {"digits": 0}, {"smallest": 4}, {"smallest": 30, "largest": 20}, {"largest": 200}])
+def test_settings_that_cannot_be_are_told(options: dict[str, int]):
+    with pytest.raises(ConfigError, match=r"dataset\.(length|digits|smallest|largest)"):
+        DigitsOnCanvas(split="train", **options)

@@ -1,0 +1,184 @@
+"""Images in folders by class, and the decoding of single files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets
+from PIL import Image
+from torchvision.transforms import v2
+
+from samewise.datasets.decode import read_image
+from samewise.datasets.image_folder import ImageFolder
+from samewise.runner.errors import ConfigError, DataError
+
+
+def picture(*, size: tuple[int, int] = (12, 10), seed: int = 0, mode: str = "RGB") -> Image.Image:
+    """A smooth picture of (width, height), so that JPEG keeps it nearly."""
+    width, height = size
+    y, x = np.mgrid[0:height, 0:width]
+    channels = [(x * 9 + seed * 31) % 256, (y * 11 + seed * 17) % 256, ((x + y) * 5) % 256]
+    return Image.fromarray(np.stack(channels, -1).astype(np.uint8)).convert(mode)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """train and valid with the classes ant, bee and Cat; some images lie one folder deeper."""
+    for split, count in (("train", 3), ("valid", 2)):
+        for number, name in enumerate(("ant", "bee", "Cat")):
+            folder = tmp_path / split / name
+            (folder / "more").mkdir(parents=True)
+            for index in range(count):
+                picture(seed=10 * number + index).save(folder / f"{index}.jpg")
+            picture(seed=10 * number + 9).save(folder / "more" / "9.PNG")
+            (folder / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+def test_files_and_labels_are_those_of_torchvisions_image_folder(root: Path):
+    ours, theirs = ImageFolder(root=str(root), folder="train"), torchvision.datasets.ImageFolder(str(root / "train"))
+    assert ours.classes == theirs.classes == ["Cat", "ant", "bee"]
+    assert [(str(ours.path(index)), ours[index]["label"]) for index in range(len(ours))] == theirs.samples
+
+
+def test_pixels_are_those_of_torchvisions_image_folder(root: Path):
+    ours, theirs = ImageFolder(root=str(root), folder="train"), torchvision.datasets.ImageFolder(str(root / "train"), transform=v2.PILToTensor())
+    assert all(torch.equal(ours[index]["image"], theirs[index][0]) for index in range(len(ours)))
+
+
+def test_images_kept_in_memory_are_those_in_the_files(root: Path):
+    files, kept = (ImageFolder(root=str(root), folder="train", cache=cache) for cache in ("none", "memory"))
+    assert files.batch is None
+    batch = kept.batch([5, 0])
+    assert torch.equal(batch["image"], torch.stack([files[5]["image"], files[0]["image"]]))
+    assert batch["label"].tolist() == [files[5]["label"], files[0]["label"]]
+    assert files.fingerprint() == kept.fingerprint()
+
+
+def test_images_of_different_sizes_are_not_kept_in_memory(root: Path):
+    picture(size=(7, 7)).save(root / "train" / "bee" / "odd.png")
+    with pytest.raises(DataError, match=r"odd\.png: .*12 x 10 and 7 x 7(.|\n)*dataset\.cache=none"):
+        ImageFolder(root=str(root), folder="train", cache="memory")
+    assert len(ImageFolder(root=str(root), folder="train")) == 13
+
+
+def test_transforms_of_torchvision_apply_to_the_image(root: Path):
+    made = ImageFolder(root=str(root), folder="train", transform=v2.Compose([v2.RandomResizedCrop(6, antialias=True), v2.RandomHorizontalFlip()]))
+    assert made[0]["image"].shape == (3, 6, 6)
+    assert made[0]["label"] == 0
+
+
+def test_the_fingerprint_is_the_same_in_another_folder_and_another_where_a_file_changes(root: Path, tmp_path_factory: pytest.TempPathFactory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
+    shutil.copytree(root, elsewhere)
+    before = ImageFolder(root=str(root), folder="train").fingerprint()
+    assert ImageFolder(root=str(elsewhere), folder="train").fingerprint() == before
+    picture(seed=77).save(elsewhere / "train" / "ant" / "1.jpg")
+    changed = ImageFolder(root=str(elsewhere), folder="train").fingerprint()
+    assert changed != before
+    (elsewhere / "train" / "ant" / "1.jpg").unlink()
+    assert ImageFolder(root=str(elsewhere), folder="train").fingerprint() not in (before, changed)
+
+
+def test_a_split_without_a_class_keeps_the_training_splits_numbers(root: Path):
+    shutil.rmtree(root / "valid" / "Cat")
+    valid = ImageFolder(root=str(root), folder="valid", classes_from="train")
+    assert {valid[index]["label"] for index in range(len(valid))} == {1, 2}
+    assert valid.classes == ["Cat", "ant", "bee"]
+
+
+def test_a_class_that_training_has_not_is_refused(root: Path):
+    shutil.copytree(root / "valid" / "ant", root / "valid" / "wasp")
+    with pytest.raises(DataError, match="wasp"):
+        ImageFolder(root=str(root), folder="valid", classes_from="train")
+
+
+def test_hidden_folders_and_files_are_passed_over(root: Path):
+    (root / "train" / ".ipynb_checkpoints").mkdir()
+    picture().save(root / "train" / "ant" / ".hidden.jpg")
+    made = ImageFolder(root=str(root), folder="train", num_classes=3)
+    assert len(made) == 12
+
+
+def test_another_number_of_classes_says_what_to_set(root: Path):
+    with pytest.raises(DataError, match=r"3 class folders \(Cat, ant, bee\)(.|\n)*dataset\.num_classes=3"):
+        ImageFolder(root=str(root), folder="train", num_classes=10)
+
+
+def test_a_missing_folder_says_where_it_was_looked_for(tmp_path: Path):
+    with pytest.raises(DataError, match=rf"{tmp_path}/nothing/train(.|\n)*dataset\.root=FOLDER"):
+        ImageFolder(root=str(tmp_path / "nothing"), folder="train")
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path):
+    (tmp_path / "train" / "ant").mkdir(parents=True)
+    with pytest.raises(DataError, match="has no images"):
+        ImageFolder(root=str(tmp_path), folder="train")
+
+
+def test_unknown_ways_to_read_and_to_keep_are_refused(root: Path):
+    with pytest.raises(ConfigError, match="mode"):
+        ImageFolder(root=str(root), folder="train", mode="rbg")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="cache"):
+        ImageFolder(root=str(root), folder="train", cache="disk")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("mode", "name"), [("L", "a.jpg"), ("CMYK", "a.jpg"), ("P", "a.png"), ("RGBA", "a.png"), ("LA", "a.png"), ("1", "a.png")])
+@pytest.mark.parametrize("wanted", ["rgb", "gray"])
+def test_every_kind_of_jpeg_and_png_reads_as_pillow_reads_it(tmp_path: Path, mode: str, name: str, wanted: str):
+    picture(mode=mode).save(tmp_path / name)
+    expected = np.asarray(Image.open(tmp_path / name).convert({"rgb": "RGB", "gray": "L"}[wanted])).astype(int)
+    image = read_image(tmp_path / name, mode=wanted)  # pyright: ignore[reportArgumentType]
+    assert image.dtype == torch.uint8
+    assert image.shape == ((3, 10, 12) if wanted == "rgb" else (1, 10, 12))
+    # the decoders agree in colour; turning colour to grey is rounded differently
+    assert np.abs(image.permute(1, 2, 0).numpy().astype(int).squeeze() - expected).max() <= (0 if wanted == "rgb" else 3)
+
+
+@pytest.mark.parametrize("name", ["a.bmp", "a.ppm", "a.tiff", "a.webp"])
+def test_other_formats_are_read_by_pillow(tmp_path: Path, name: str):
+    picture().save(tmp_path / name)
+    assert np.array_equal(read_image(tmp_path / name).permute(1, 2, 0).numpy(), np.asarray(Image.open(tmp_path / name).convert("RGB")))
+
+
+@pytest.mark.parametrize("wanted", ["rgb", "gray"])
+def test_sixteen_bits_are_scaled_to_eight_not_clipped(tmp_path: Path, wanted: str):
+    Image.fromarray(np.array([[0, 257, 32896, 65535]], dtype=np.uint16)).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png", mode=wanted)[0, 0].tolist() == [0, 1, 128, 255]  # pyright: ignore[reportArgumentType]
+
+
+def test_the_content_counts_not_the_name(tmp_path: Path):
+    picture().save(tmp_path / "a.png")
+    (tmp_path / "a.png").rename(tmp_path / "a.jpeg")
+    assert np.array_equal(read_image(tmp_path / "a.jpeg").permute(1, 2, 0).numpy(), np.asarray(picture()))
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.bmp", "a.webp"])
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.9])
+def test_a_file_cut_short_is_named(tmp_path: Path, name: str, kept: float):
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(tmp_path / name)
+    raw = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(raw[: int(len(raw) * kept)])
+    with pytest.raises(DataError, match=str(tmp_path / name)):
+        read_image(tmp_path / name)
+
+
+def test_a_text_called_jpg_is_named(tmp_path: Path):
+    (tmp_path / "a.jpg").write_text("not an image at all, but some words")
+    with pytest.raises(DataError, match=r"a\.jpg: is no image"):
+        read_image(tmp_path / "a.jpg")
+
+
+def test_a_file_that_has_gone_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"gone\.jpg: cannot be read: No such file"):
+        read_image(tmp_path / "gone.jpg")
+
+
+@pytest.mark.filterwarnings("error")
+def test_reading_warns_of_nothing(tmp_path: Path):
+    picture().save(tmp_path / "a.jpg")
+    read_image(tmp_path / "a.jpg")

@@ -1,0 +1,112 @@
+"""ImageNet's layouts, with three classes of two images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+from PIL import Image
+
+from samewise.datasets.imagenet import ImageNet
+from samewise.runner.errors import ConfigError, DataError
+
+WNIDS = ("n01440764", "n02105855", "n15075141")
+
+
+def write(path: Path, grey: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 6), (grey, grey, grey)).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Training images alone; the grey of each is 80 times its label."""
+    for label, wnid in enumerate(WNIDS):
+        for number in range(2):
+            write(tmp_path / "train" / wnid / f"{wnid}_{number}.JPEG", 80 * label)
+    return tmp_path
+
+
+def flat_val(root: Path) -> list[int]:
+    """Six validation images without folders, and what they show."""
+    labels = [2, 0, 1, 1, 0, 2]
+    for number, label in enumerate(labels, 1):
+        write(root / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", 80 * label)
+    return labels
+
+
+def shown(dataset: ImageNet) -> list[tuple[int, int]]:
+    """Each sample's label, and the one its grey tells of."""
+    return [(dataset[index]["label"], round(dataset[index]["image"].float().mean().item() / 80)) for index in range(len(dataset))]
+
+
+def test_class_folders_give_the_labels_in_both_splits(root: Path):
+    for label, wnid in enumerate(WNIDS):
+        write(root / "val" / wnid / f"ILSVRC2012_val_{label:08d}.JPEG", 80 * label)
+    assert shown(ImageNet(root=str(root), split="train", num_classes=3)) == [(0, 0), (0, 0), (1, 1), (1, 1), (2, 2), (2, 2)]
+    assert shown(ImageNet(root=str(root), split="valid", num_classes=3)) == [(0, 0), (1, 1), (2, 2)]
+    assert ImageNet(root=str(root), split="train", num_classes=3).classes == list(WNIDS)
+
+
+def test_a_flat_val_folder_is_read_by_the_development_kit(root: Path):
+    labels = flat_val(root)
+    kit = root / "ILSVRC2012_devkit_t12" / "data"
+    kit.mkdir(parents=True)
+    # the kit's numbers are in an order of their own, and its table also holds synsets that are no classes
+    numbers = {2: 1, 0: 2, 1: 3}
+    synsets = np.array([(numbers[label], WNIDS[label]) for label in (2, 0, 1)] + [(4, "n00001740")], dtype=[("ILSVRC2012_ID", "O"), ("WNID", "O")])
+    scipy.io.savemat(kit / "meta.mat", {"synsets": synsets})
+    (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(f"{numbers[label]}\n" for label in labels))
+    assert shown(ImageNet(root=str(root), split="valid", num_classes=3)) == [(label, label) for label in labels]
+
+
+def test_a_flat_val_folder_is_read_by_kaggles_table(root: Path):
+    labels = flat_val(root)
+    rows = [f"ILSVRC2012_val_{number:08d},{WNIDS[label]} 1 2 3 4 {WNIDS[label]} 5 6 7 8" for number, label in reversed(list(enumerate(labels, 1)))]
+    (root / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "\n".join(rows) + "\n")
+    assert shown(ImageNet(root=str(root), split="valid", num_classes=3)) == [(label, label) for label in labels]
+
+
+def test_a_flat_val_folder_that_nothing_explains_is_refused(root: Path):
+    flat_val(root)
+    with pytest.raises(DataError, match=r"val: is a flat folder(.|\n)*devkit(.|\n)*LOC_val_solution"):
+        ImageNet(root=str(root), split="valid", num_classes=3)
+
+
+def test_a_development_kit_for_other_images_is_refused(root: Path):
+    flat_val(root)
+    kit = root / "ILSVRC2012_devkit_t12" / "data"
+    kit.mkdir(parents=True)
+    with pytest.raises(DataError, match="cannot be read"):
+        ImageNet(root=str(root), split="valid", num_classes=3)
+    synsets = np.array([(1, WNIDS[0]), (2, WNIDS[1])], dtype=[("ILSVRC2012_ID", "O"), ("WNID", "O")])
+    scipy.io.savemat(kit / "meta.mat", {"synsets": synsets})
+    (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n2\n")
+    with pytest.raises(DataError, match=r"knows 2 validation images(.|\n)*6"):
+        ImageNet(root=str(root), split="valid", num_classes=3)
+
+
+def test_missing_data_say_what_was_expected_where(tmp_path: Path):
+    with pytest.raises(DataError, match=rf"{tmp_path}/train(.|\n)*train/WNID(.|\n)*dataset\.root=FOLDER"):
+        ImageNet(root=str(tmp_path), split="train")
+
+
+def test_a_subset_says_how_to_use_it(root: Path):
+    flat_val(root)
+    with pytest.raises(DataError, match=r"3 folders(.|\n)*dataset\.num_classes=3"):
+        ImageNet(root=str(root), split="train")
+
+
+def test_there_is_no_test_split(root: Path):
+    with pytest.raises(ConfigError, match="train or valid"):
+        ImageNet(root=str(root), split="test", num_classes=3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_thousand_classes_are_named_in_words(tmp_path: Path):
+    for number in range(1000):
+        (tmp_path / "train" / f"n{number:08d}").mkdir(parents=True)
+    write(tmp_path / "train" / "n00000000" / "a.JPEG", 0)
+    (tmp_path / "val").mkdir()
+    assert ImageNet(root=str(tmp_path), split="train").classes[0] == "tench"

@@ -1,0 +1,180 @@
+"""Images with boxes in the layout of Pascal VOC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from samewise.datasets.pascal_voc import PascalVOC
+from samewise.runner.data.dataset import WithTransform
+from samewise.runner.errors import ConfigError, DataError
+
+
+def annotate(root: Path, name: str, objects: list[tuple[str, tuple[float, ...]]], *, size: tuple[int, int] = (40, 30), difficult: int = 0) -> None:
+    """Write the XML of an image of (width, height)."""
+    parts = "".join(
+        f"<object><name>{label}</name><difficult>{difficult}</difficult><bndbox>"
+        + "".join(f"<{side}>{value}</{side}>" for side, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
+        + "</bndbox></object>"
+        for label, box in objects
+    )
+    size_text = f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>"
+    (root / "Annotations" / f"{name}.xml").write_text(f"<annotation><filename>{name}.jpg</filename>{size_text}{parts}</annotation>")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Four images: a has two boxes, b one, c none, d (of the validation list) one."""
+    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (tmp_path / folder).mkdir(parents=True)
+    for number, name in enumerate("abcd"):
+        Image.new("RGB", (40, 30), (60 * number, 100, 100)).save(tmp_path / "JPEGImages" / f"{name}.jpg")
+    annotate(tmp_path, "a", [("dog", (1, 2, 20, 22)), ("cat", (5, 5, 40, 30))])
+    annotate(tmp_path, "b", [("cat", (10, 10, 20, 20))])
+    annotate(tmp_path, "c", [])
+    annotate(tmp_path, "d", [("bird", (0, 0, 10, 10))])
+    (tmp_path / "ImageSets/Main/train.txt").write_text("a\nb\nc\n")
+    (tmp_path / "ImageSets/Main/val.txt").write_text("d\n\n")
+    return tmp_path
+
+
+def test_a_sample_has_the_image_its_boxes_and_labels_that_number_all_classes(root: Path):
+    train = PascalVOC(root=str(root), split="train", num_classes=4)
+    assert train.classes == ["background", "bird", "cat", "dog"]
+    sample = train[0]
+    assert sample["image"].shape == (3, 30, 40)
+    assert isinstance(sample["boxes"], tv_tensors.BoundingBoxes)
+    assert sample["boxes"].tolist() == [[1, 2, 20, 22], [5, 5, 40, 30]]
+    assert sample["labels"].tolist() == [3, 2]
+    assert sample["area"].tolist() == [19 * 20, 35 * 25]
+    assert PascalVOC(root=str(root), split="val")[0]["labels"].tolist() == [1]
+
+
+def test_images_without_boxes_are_left_out_in_training_only(root: Path):
+    assert len(PascalVOC(root=str(root), split="train")) == 3
+    train = PascalVOC(root=str(root), split="train", training=True)
+    assert [train.path(index).stem for index in range(len(train))] == ["a", "b"]
+    assert set(train[0]) == {"image", "boxes", "labels", "image_id"}
+
+
+def test_corners_that_count_from_one_include_their_last_pixel(root: Path):
+    annotate(root, "b", [("cat", (1, 1, 40, 30))])
+    (root / "ImageSets/Main/train.txt").write_text("b")
+    assert PascalVOC(root=str(root), split="train", first_pixel=1)[0]["boxes"].tolist() == [[0, 0, 40, 30]]
+
+
+def test_corners_that_count_from_zero_read_as_if_from_one_say_what_to_set(root: Path):
+    with pytest.raises(DataError, match=r"d\.xml: a box has a negative corner(.|\n)*dataset\.first_pixel=0"):
+        PascalVOC(root=str(root), split="val", first_pixel=1)
+
+
+def test_classes_can_be_given_in_their_order(root: Path):
+    made = PascalVOC(root=str(root), split="train", classes=["dog", "cat", "bird"])
+    assert made[0]["labels"].tolist() == [1, 2]
+    with pytest.raises(DataError, match=r"a\.xml: has an object of an unknown class(.|\n)*cat"):
+        PascalVOC(root=str(root), split="train", classes=["dog", "cats", "bird"])
+
+
+def test_objects_that_are_difficult_can_be_left_out(root: Path):
+    annotate(root, "b", [("cat", (1, 1, 9, 9))], difficult=1)
+    assert len(PascalVOC(root=str(root), split="train")[1]["boxes"]) == 1
+    assert len(PascalVOC(root=str(root), split="train", difficult=False)[1]["boxes"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ((20, 5, 10, 9), "inverted"),
+        ((5, 9, 10, 5), "inverted"),
+        ((-4, 5, 10, 9), "negative"),
+        ((5, 5, 41, 9), "out of the image of 40 x 30"),
+        ((5, 5, 10, 31), "out of the image"),
+        ((5, 5, 5, 9), r"no area(.|\n)*empty_boxes=drop"),
+        (("nan", 5, 9, 9), "finite"),
+        (("", 5, 9, 9), "no number at bndbox/xmin"),
+    ],
+)
+def test_an_impossible_box_is_told_with_its_file_before_training(root: Path, box: tuple[float, ...], message: str):
+    annotate(root, "b", [("cat", box)])
+    with pytest.raises(DataError, match=rf"b\.xml: .*{message}"):
+        PascalVOC(root=str(root), split="train")
+
+
+def test_boxes_without_area_can_be_dropped(root: Path):
+    annotate(root, "b", [("cat", (5, 5, 5, 9)), ("cat", (1, 1, 9, 9))])
+    assert PascalVOC(root=str(root), split="train", empty_boxes="drop")[1]["boxes"].tolist() == [[1, 1, 9, 9]]
+
+
+def test_a_missing_or_damaged_file_is_named(root: Path):
+    (root / "JPEGImages" / "b.jpg").unlink()
+    with pytest.raises(DataError, match=r"b\.jpg: an image is missing"):
+        PascalVOC(root=str(root), split="train")
+    (root / "Annotations" / "b.xml").write_text("<annotation><size>")
+    with pytest.raises(DataError, match=r"b\.xml: is not XML"):
+        PascalVOC(root=str(root), split="train")
+    (root / "Annotations" / "b.xml").unlink()
+    with pytest.raises(DataError, match=r"b\.xml: the annotation of image b cannot be read"):
+        PascalVOC(root=str(root), split="train")
+
+
+def test_an_image_of_another_size_than_annotated_is_told(root: Path):
+    Image.new("RGB", (30, 40)).save(root / "JPEGImages" / "b.jpg")
+    with pytest.raises(DataError, match=r"b\.jpg: is 30 x 40 pixels, but its annotation says 40 x 30"):
+        PascalVOC(root=str(root), split="train")[1]
+
+
+def test_another_split_or_folder_says_what_there_is(root: Path):
+    with pytest.raises(DataError, match=r"trian\.txt(.|\n)*train, val"):
+        PascalVOC(root=str(root), split="trian")
+    with pytest.raises(DataError, match=r"dataset\.root=FOLDER"):
+        PascalVOC(root=str(root / "nowhere"), split="train")
+
+
+def test_another_number_of_classes_says_what_to_set(root: Path):
+    with pytest.raises(DataError, match=r"3 classes \(bird, cat, dog\), with the background 4(.|\n)*dataset\.num_classes=4"):
+        PascalVOC(root=str(root), split="train", num_classes=3)
+
+
+def test_images_read_smaller_bring_their_boxes_and_are_the_same_from_memory(root: Path):
+    files, kept = (PascalVOC(root=str(root), split="train", size=[15, 10], cache=cache) for cache in ("none", "memory"))
+    sample = files[0]
+    assert sample["image"].shape == (3, 15, 10)
+    assert sample["boxes"].tolist() == [[0.25, 1, 5, 11], [1.25, 2.5, 10, 15]]
+    assert sample["area"][0] == pytest.approx(19 * 20 / 8)
+    assert all(torch.equal(files[index]["image"], kept[index]["image"]) for index in range(3))
+    with pytest.raises(ConfigError, match=r"dataset\.size"):
+        PascalVOC(root=str(root), split="train", size=[15])
+
+
+def test_transforms_of_torchvision_get_the_sample_whole(root: Path):
+    flip = WithTransform.of(PascalVOC(root=str(root), split="train", training=True), [v2.RandomHorizontalFlip(p=1.0), v2.SanitizeBoundingBoxes()])
+    sample = flip[0]
+    assert sample["boxes"].tolist() == [[20, 2, 39, 22], [0, 5, 35, 30]]
+    assert sample["labels"].tolist() == [3, 2]
+    crop = WithTransform.of(PascalVOC(root=str(root), split="train", training=True), [v2.RandomIoUCrop(), v2.SanitizeBoundingBoxes()])
+    for seed in range(20):
+        torch.manual_seed(seed)
+        made = crop[0]
+        assert len(made["boxes"]) == len(made["labels"]) >= 1
+        assert made["boxes"].canvas_size == tuple(made["image"].shape[-2:])
+
+
+def test_the_fingerprint_changes_with_a_box_and_a_pixel(root: Path):
+    before = PascalVOC(root=str(root), split="train").fingerprint()
+    annotate(root, "b", [("cat", (10, 10, 20, 21))])
+    changed = PascalVOC(root=str(root), split="train").fingerprint()
+    Image.new("RGB", (40, 30), (1, 2, 3)).save(root / "JPEGImages" / "b.jpg")
+    assert len({before, changed, PascalVOC(root=str(root), split="train").fingerprint()}) == 3
+
+
+@pytest.mark.data
+def test_the_blood_cells(data_root: Path):
+    made = PascalVOC(root=str(data_root / "bccd" / "BCCD"), split="train", num_classes=4, empty_boxes="drop", training=True)
+    assert len(made) == 205
+    assert made.classes == ["background", "Platelets", "RBC", "WBC"]
+    assert made[0]["image"].shape == (3, 480, 640)

@@ -1,0 +1,168 @@
+"""Front ends of speech models: published values, and the same for a batch as for its utterances one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchaudio
+
+from samewise.datasets.transforms.speech_augment import Noise, SpecAugment, SpeedPerturbation, gaussian
+from samewise.datasets.transforms.speech_features import MFCC, LogMel, Waveform
+from samewise.runner.errors import ConfigError
+
+LENGTHS = [4000, 1, 150, 3999, 2400, 401]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def padded(device="cpu") -> dict:
+    """Utterances of very different lengths, in one batch; the padding is not even silent."""
+    torch.manual_seed(1)
+    waveform = torch.randn(len(LENGTHS), max(LENGTHS))
+    waveform[0, 1000:3000] *= 1e-4  # loud and silent parts, which the threshold of 80 dB tells apart
+    length = torch.tensor(LENGTHS)
+    waveform[torch.arange(max(LENGTHS)) >= length[:, None]] = 0.0
+    return {"waveform": waveform.to(device), "length": length.to(device)}
+
+
+def alone(batch: dict, row: int) -> dict:
+    length = int(batch["length"][row])
+    return {"waveform": batch["waveform"][row : row + 1, :length], "length": batch["length"][row : row + 1]}
+
+
+FRONT_ENDS = [
+    MFCC(),
+    MFCC(normalise=False),
+    LogMel(n_mels=40),
+    LogMel(sample_rate=8000, n_fft=256, n_mels=40, hop_length=80),
+    Waveform(),
+    Waveform(normalise=False),
+]
+AUGMENTATIONS = [SpeedPerturbation(), SpeedPerturbation(factors=[0.5, 1.3]), Noise(), Noise(snr=(0, 0), p=0.5)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("front", FRONT_ENDS, ids=lambda front: f"{type(front).__name__} {front.normalise}")
+def test_a_batch_gives_the_features_of_its_utterances_one_by_one(front, device):
+    batch = padded(device)
+    together = front(batch)
+    for row in range(len(LENGTHS)):
+        single = front(alone(batch, row))
+        frames = int(single["feature_length"])
+        assert frames == int(together["feature_length"][row]) == single["features"].shape[-1]
+        torch.testing.assert_close(together["features"][row, :, :frames], single["features"][0], rtol=1e-4, atol=1e-4)
+        assert not together["features"][row, :, frames:].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("change", AUGMENTATIONS, ids=lambda change: type(change).__name__)
+def test_a_batch_is_changed_as_its_utterances_one_by_one(change, device):
+    batch = padded(device)
+    torch.manual_seed(3)
+    choices = change.draw(batch, len(LENGTHS))
+    together = change.apply(batch, choices)
+    for row in range(len(LENGTHS)):
+        single = change.apply(alone(batch, row), {name: drawn[row : row + 1] for name, drawn in choices.items()})
+        length = int(single["length"])
+        assert length == int(together["length"][row])
+        torch.testing.assert_close(together["waveform"][row, :length], single["waveform"][0, :length], rtol=1e-4, atol=1e-5)
+        assert not together["waveform"][row, length:].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_masks_of_a_batch_are_those_of_its_utterances_one_by_one(device):
+    batch = MFCC()(padded(device))
+    change = SpecAugment(max_band=5, max_stretch=8)
+    torch.manual_seed(4)
+    choices = change.draw(batch, len(LENGTHS))
+    together = change.apply(batch, choices)["features"]
+    assert (together == 0).sum() > (batch["features"] == 0).sum()
+    for row, frames in enumerate(batch["feature_length"].tolist()):
+        single = {"features": batch["features"][row : row + 1, :, :frames], "feature_length": batch["feature_length"][row : row + 1]}
+        changed = change.apply(single, {name: drawn[row : row + 1] for name, drawn in choices.items()})["features"]
+        assert torch.equal(together[row, :, :frames], changed[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", [*AUGMENTATIONS, *FRONT_ENDS], ids=lambda change: type(change).__name__)
+def test_the_gpu_chooses_and_computes_as_the_cpu(change):
+    results = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(5)
+        results.append(change(padded(device)))
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name].cpu(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("frames", [16000, 401, 1234])
+def test_mfcc_is_torchaudios_for_one_utterance(frames):
+    torch.manual_seed(2)
+    waveform = torch.randn(1, frames)
+    published = torchaudio.transforms.MFCC(16000, 13, melkwargs={"n_fft": 400, "hop_length": 160, "n_mels": 13})(waveform)
+    batch = {"waveform": waveform, "length": torch.tensor([frames])}
+    torch.testing.assert_close(MFCC(normalise=False)(batch)["features"], published, rtol=1e-4, atol=1e-4)
+    normal = (published - published.mean(-1, keepdim=True)) / published.std(-1, keepdim=True)
+    torch.testing.assert_close(MFCC()(batch)["features"], normal, rtol=1e-3, atol=1e-4)
+
+
+def test_log_mel_is_torchaudios_for_one_utterance():
+    waveform = torch.randn(1, 3000)
+    published = torchaudio.transforms.MelSpectrogram(16000, 512, hop_length=160, n_mels=80, f_min=20.0)(waveform).clamp(min=1e-6).log()
+    made = LogMel(normalise=False)({"waveform": waveform, "length": torch.tensor([3000])})
+    torch.testing.assert_close(made["features"], published, rtol=1e-4, atol=1e-4)
+
+
+def test_an_utterance_that_is_silent_gives_numbers():
+    made = MFCC()({"waveform": torch.zeros(1, 2000), "length": torch.tensor([2000])})
+    assert torch.equal(made["features"], torch.zeros(1, 13, 13))
+
+
+def test_speed_changes_length_and_pitch():
+    tone = torch.sin(torch.arange(8000) * 0.2)[None]
+    made = SpeedPerturbation(factors=[1.25])({"waveform": tone, "length": torch.tensor([8000])})
+    assert made["length"].tolist() == [6400]
+    assert (made["waveform"][0, 100:6300] - torch.sin(torch.arange(6400) * 0.25)[100:6300]).abs().max() < 0.01
+    same = SpeedPerturbation(factors=[1.0])({"waveform": tone, "length": torch.tensor([8000])})
+    assert torch.equal(same["waveform"], tone)
+
+
+def test_noise_has_the_ratio_that_was_drawn():
+    tone = torch.sin(torch.arange(20000) * 0.2)[None]
+    made = Noise(snr=(10, 10))({"waveform": tone, "length": torch.tensor([20000])})
+    noise = made["waveform"] - tone
+    assert abs(10 * torch.log10(tone.square().mean() / noise.square().mean()) - 10) < 0.2
+
+
+def test_the_noise_is_normal_and_uncorrelated():
+    values = gaussian(torch.tensor([7, 8]), 100_000)
+    assert values.mean(1).abs().max() < 0.02
+    assert (values.std(1) - 1).abs().max() < 0.01
+    assert abs((values.abs() < 1).float().mean() - 0.6827) < 0.005
+    assert abs((values[0] * values[1]).mean()) < 0.02
+    assert abs((values[0, 1:] * values[0, :-1]).mean()) < 0.02
+
+
+def test_masks_stay_within_their_sizes():
+    batch = {"features": torch.ones(200, 10, 50), "feature_length": torch.full((200,), 40)}
+    hidden = SpecAugment(frequency_masks=1, max_band=3, time_masks=0)(batch)["features"] == 0
+    bands = hidden[:, :, 0].sum(1)
+    assert set(bands.tolist()) == {0, 1, 2, 3}
+    hidden = SpecAugment(frequency_masks=0, time_masks=1, max_stretch=100, max_share=0.2)(batch)["features"] == 0
+    assert set(hidden[:, 0].sum(1).tolist()) <= set(range(9))
+    assert hidden[:, 0].sum(1).max() > 5
+    assert not hidden[:, :, 40:].any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MFCC(n_mfcc=20), "n_mfcc"),
+        (lambda: LogMel(sample_rate=8000, n_fft=128, n_mels=80), "narrower than the spectrum"),
+        (lambda: LogMel(sample_rate=8000, f_max=5000.0), "no range"),
+        (lambda: SpeedPerturbation(factors=[]), "not speeds"),
+        (lambda: SpecAugment(max_band=-1), "below 0"),
+        (lambda: Noise(p=2.0), "probability"),
+    ],
+)
+def test_wrong_settings_are_named(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,0 +1,126 @@
+"""CIFAR and MNIST, on small files in their real formats."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets
+
+from samewise.datasets.cifar import CIFAR10, CIFAR100
+from samewise.datasets.mnist import MNIST, FashionMNIST
+from samewise.runner.errors import ConfigError, DataError
+
+NOWHERE = "http://127.0.0.1:9/"  # the port of nothing
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five training files of four images and a test file of six, and torchvision told of their checksums."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+
+    def write(name: str, content: object) -> list[str]:
+        raw = pickle.dumps(content)
+        (folder / name).write_bytes(raw)
+        return [name, hashlib.md5(raw).hexdigest()]
+
+    def images(count: int) -> dict[str, object]:
+        return {"data": rng.integers(0, 256, (count, 3072), dtype=np.uint8), "labels": rng.integers(0, 10, count).tolist()}
+
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "train_list", [write(f"data_batch_{number}", images(4)) for number in range(1, 6)])
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "test_list", [write("test_batch", images(6))])
+    name, md5 = write("batches.meta", {"label_names": [f"kind {number}" for number in range(10)]})
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "meta", {"filename": name, "key": "label_names", "md5": md5})
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", NOWHERE)
+    return tmp_path
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    """Eight training and three test images in MNIST's own format, under both names."""
+    rng = np.random.default_rng(0)
+    for name in ("MNIST", "FashionMNIST"):
+        folder = tmp_path / name / "raw"
+        folder.mkdir(parents=True)
+        for prefix, count in (("train", 8), ("t10k", 3)):
+            pixels, labels = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8), rng.integers(0, 10, count, dtype=np.uint8)
+            (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x0803, count, 28, 28) + pixels.tobytes())
+            (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x0801, count) + labels.tobytes())
+    return tmp_path
+
+
+def test_cifar_images_and_labels_are_torchvisions(cifar: Path):
+    ours, theirs = CIFAR10(root=str(cifar), split="test"), torchvision.datasets.CIFAR10(cifar, train=False)
+    assert len(ours) == 6
+    assert ours.classes[3] == "kind 3"
+    for index, (image, label) in enumerate(theirs):
+        assert np.array_equal(ours[index]["image"].permute(1, 2, 0).numpy(), np.asarray(image))
+        assert ours[index]["label"] == label
+
+
+def test_the_last_training_images_validate(cifar: Path):
+    train, valid = (CIFAR10(root=str(cifar), split=split, held_out=5) for split in ("train", "valid"))
+    whole = CIFAR10(root=str(cifar), split="train", held_out=0)
+    assert (len(train), len(valid), len(whole)) == (15, 5, 20)
+    joined = torch.cat([train.batch(range(15))["image"], valid.batch(range(5))["image"]])
+    assert torch.equal(joined, whole.batch(range(20))["image"])
+
+
+def test_a_split_that_would_be_empty_says_what_to_set(cifar: Path):
+    with pytest.raises(ConfigError, match=r"held_out: (.|\n)*dataset\.valid\.split=test"):
+        CIFAR10(root=str(cifar), split="valid", held_out=0)
+    with pytest.raises(ConfigError, match="1 to 19"):
+        CIFAR10(root=str(cifar), split="train", held_out=20)
+
+
+def test_an_altered_file_is_not_read(cifar: Path):
+    with open(cifar / "cifar-10-batches-py" / "data_batch_2", "ab") as handle:
+        handle.write(b"x")
+    with pytest.raises(DataError, match=r"missing or altered(.|\n)*data_batch_2(.|\n)*dataset\.download=true"):
+        CIFAR10(root=str(cifar), split="train")
+
+
+@pytest.mark.parametrize("kind", [CIFAR10, CIFAR100, MNIST, FashionMNIST])
+def test_missing_files_say_where_what_and_how(tmp_path: Path, kind: type):
+    with pytest.raises(DataError, match=rf"{tmp_path}(.|\n)*a folder (.|\n)*dataset\.root=FOLDER(.|\n)*dataset\.download=true"):
+        kind(root=str(tmp_path), split="train")
+
+
+def test_a_download_that_fails_is_told_without_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", NOWHERE)
+    with pytest.raises(DataError, match="could not be downloaded"):
+        CIFAR10(root=str(tmp_path), split="train", download=True)
+    monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [NOWHERE])
+    with pytest.raises(DataError, match="could not be downloaded"):
+        MNIST(root=str(tmp_path), split="train", download=True)
+
+
+def test_a_root_that_is_a_file_is_told(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file"):
+        CIFAR10(root=str(tmp_path / "file"), split="train", download=True)
+
+
+@pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
+def test_mnist_images_and_labels_are_torchvisions(mnist: Path, kind: type):
+    theirs = getattr(torchvision.datasets, kind.__name__)(mnist, train=True)
+    train, valid = kind(root=str(mnist), split="train", held_out=2), kind(root=str(mnist), split="valid", held_out=2)
+    assert (len(train), len(valid), len(kind(root=str(mnist), split="test"))) == (6, 2, 3)
+    assert train[0]["image"].shape == (1, 28, 28)
+    for index, (image, label) in enumerate(theirs):
+        sample = train[index] if index < 6 else valid[index - 6]
+        assert np.array_equal(sample["image"][0].numpy(), np.asarray(image))
+        assert sample["label"] == label
+    assert len(train.classes) == 10
+
+
+def test_an_unknown_split_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(ConfigError, match="did you mean 'test'"):
+        MNIST(root=str(tmp_path), split="tset")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,159 @@
+"""What holds for every batched transform: a batch gives what its samples give, inputs stay, choices follow the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from samewise.datasets.transforms.affine import RandomAffine
+from samewise.datasets.transforms.colour import ColorJitter, RandomGrayscale
+from samewise.datasets.transforms.erasing import RandomErasing
+from samewise.datasets.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
+from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
+from samewise.datasets.transforms.numeric import Normalize, ToFloat
+from samewise.datasets.transforms.policies import RandAugment, TrivialAugmentWide
+from samewise.runner import streams
+from samewise.runner.interfaces import Batch, BatchTransform
+
+MAKERS: dict[str, Callable[[], BatchTransform]] = {
+    "ToFloat": ToFloat,
+    "Normalize": lambda: Normalize(mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4]),
+    "RandomHorizontalFlip": RandomHorizontalFlip,
+    "RandomVerticalFlip": RandomVerticalFlip,
+    "RandomCrop": lambda: RandomCrop(20, padding=3),
+    "RandomCrop reflected": lambda: RandomCrop([18, 30], padding=4, padding_mode="reflect"),
+    "RandomResizedCrop": lambda: RandomResizedCrop(24),
+    "CenterCrop": lambda: CenterCrop(16),
+    "Resize": lambda: Resize(16),
+    "RandomErasing": lambda: RandomErasing(0.7),
+    "RandomAffine": lambda: RandomAffine(20, translate=(0.1, 0.2), scale=(0.8, 1.3), shear=10, fill=0.5),
+    "ColorJitter": lambda: ColorJitter(brightness=0.5, contrast=0.5, saturation=0.5),
+    "RandomGrayscale": lambda: RandomGrayscale(0.5),
+    "RandAugment": RandAugment,
+    "TrivialAugmentWide": lambda: TrivialAugmentWide(interpolation="bilinear"),
+}
+MIXING: dict[str, Callable[[], BatchTransform]] = {
+    "MixUp": lambda: MixUp(0.4, num_classes=7),
+    "CutMix": lambda: CutMix(num_classes=7),
+    "MixUpOrCutMix": lambda: MixUpOrCutMix(num_classes=7),
+}
+BYTES_ONLY = {"ColorJitter", "RandAugment", "TrivialAugmentWide"}
+FLOATS_ONLY = {"Normalize", *MIXING}
+ALL = {**MAKERS, **MIXING}
+CASES = [
+    (name, dtype)
+    for name in ALL
+    for dtype in ("uint8", "float32")
+    if (name, dtype) not in {(n, "float32") for n in BYTES_ONLY} | {(n, "uint8") for n in FLOATS_ONLY}
+]
+
+
+def batch_of(dtype: str, size: int = 48) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    smooth = torch.nn.functional.interpolate(torch.rand(size, 3, 8, 10, generator=generator), size=(32, 40), mode="bicubic").clamp(0, 1)
+    images = (smooth * 255).round().to(torch.uint8) if dtype == "uint8" else smooth
+    return {"image": images, "label": torch.randint(7, (size,), generator=generator), "index": torch.arange(size)}
+
+
+def one(batch: Batch, position: int) -> Batch:
+    return {name: value[position : position + 1] for name, value in batch.items()}
+
+
+def chosen(transform: BatchTransform, batch: Batch, seed: int = 0) -> dict[str, Tensor]:
+    with streams.scope(seed, "step", 5, 0):
+        return transform.draw(batch, len(batch["image"]))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[0] in MAKERS])
+def test_a_batch_gives_what_its_samples_give_one_by_one(name: str, dtype: str):
+    transform, batch = MAKERS[name](), batch_of(dtype)
+    choices = chosen(transform, batch)
+    together = transform.apply(batch, choices)["image"]
+    alone = torch.cat([transform.apply(one(batch, k), {key: value[k : k + 1] for key, value in choices.items()})["image"] for k in range(len(together))])
+    assert together.dtype == alone.dtype
+    if dtype == "uint8" and name != "ToFloat":
+        assert torch.equal(together, alone)
+    else:
+        torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_cuda_gives_what_the_cpu_gives(name: str, dtype: str):
+    batch = batch_of(dtype)
+    there = {key: value.cuda() for key, value in batch.items()}
+    choices, choices_there = chosen(ALL[name](), batch), chosen(ALL[name](), there)
+    assert all(torch.equal(value, choices_there[key]) and not choices_there[key].is_cuda for key, value in choices.items())
+    here, there = ALL[name]().apply(batch, choices), ALL[name]().cuda().apply(there, choices)
+    assert there["image"].is_cuda
+    difference = (here["image"].double() - there["image"].cpu().double()).abs()
+    if dtype == "uint8" and name != "ToFloat":
+        # A level by rounding; and single pixels, where a sampling point falls between two.
+        assert (difference > 1).double().mean() < 2e-3
+    else:
+        assert difference.max() < 1e-4
+    torch.testing.assert_close(here["label"], there["label"].cpu())
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_the_given_batch_stays_as_it_is_and_other_keys_pass_through(name: str, dtype: str):
+    transform, batch = ALL[name](), batch_of(dtype)
+    copy = {key: value.clone() for key, value in batch.items()}
+    changed = transform(batch)
+    assert changed is not batch
+    assert all(torch.equal(batch[key], copy[key]) for key in batch)
+    assert changed["index"] is batch["index"]
+    assert list(changed) == list(batch)
+    if name not in MIXING:
+        assert changed["label"] is batch["label"]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_choices_and_result_depend_on_the_stream_alone(name: str, dtype: str):
+    batch = batch_of(dtype)
+    results = []
+    for _ in range(2):
+        torch.rand(17)  # whatever was drawn before
+        with streams.scope(1, "step", 8, 2):
+            results.append(ALL[name]()(batch))
+    assert torch.equal(results[0]["image"], results[1]["image"])
+    assert torch.equal(results[0]["label"], results[1]["label"])
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("ToFloat", "Normalize", "CenterCrop", "Resize")])
+def test_another_step_gives_other_choices_and_one_row_for_each_sample(name: str):
+    transform, batch = ALL[name](), batch_of("float32" if name in FLOATS_ONLY else "uint8")
+    first, second = chosen(transform, batch, seed=0), chosen(transform, batch, seed=1)
+    assert any(not torch.equal(first[key], second[key]) for key in first)
+    assert all(len(value) == 48 and not value.is_cuda for value in first.values())
+
+
+@pytest.mark.parametrize(("name", "dtype"), [case for case in CASES if case[0] != "Normalize"])  # which has three means here
+def test_grey_images_are_taken_too(name: str, dtype: str):
+    batch = batch_of(dtype)
+    batch["image"] = batch["image"][:, :1]
+    assert ALL[name]()(batch)["image"].shape[1] == 1
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_dtype_and_range_are_kept(name: str, dtype: str):
+    batch = batch_of(dtype)
+    changed = ALL[name]()(batch)["image"]
+    assert changed.dtype == (torch.float32 if name == "ToFloat" else batch["image"].dtype)
+    assert len(changed) == len(batch["image"])
+    if changed.is_floating_point() and name != "Normalize":
+        assert changed.min() >= -1e-5
+        assert changed.max() <= 1 + 1e-5
+
+
+def test_deterministic_algorithms_are_enough_for_every_transform():
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        for name, dtype in CASES:
+            ALL[name]()(batch_of(dtype))
+    finally:
+        torch.use_deterministic_algorithms(before)

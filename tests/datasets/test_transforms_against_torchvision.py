@@ -1,0 +1,341 @@
+"""Each batched transform against torchvision's own, given the same choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from samewise.datasets.transforms import colour, mixing, policies
+from samewise.datasets.transforms.affine import RandomAffine
+from samewise.datasets.transforms.boxes import random_boxes
+from samewise.datasets.transforms.erasing import RandomErasing
+from samewise.datasets.transforms.geometry import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from samewise.datasets.transforms.numeric import Normalize, ToFloat
+from samewise.runner.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def pictures(size: int = 24, height: int = 33, width: int = 40) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    smooth = torch.nn.functional.interpolate(torch.rand(size, 3, 8, 10, generator=generator), size=(height, width), mode="bicubic").clamp(0, 1)
+    return (smooth * 255).round().to(torch.uint8)
+
+
+def close(ours: Tensor, theirs: Tensor, *, pixels: float = 0.0) -> None:
+    """Within one level by rounding, but for a share of pixels whose sampling point falls between two."""
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    difference = (ours.int() - theirs.int()).abs()
+    assert (difference > 1).double().mean() <= pixels
+    assert (difference > 0).double().mean() <= max(pixels, 0.01)
+
+
+def test_to_float_and_normalize():
+    images = pictures()
+    floats = F.to_dtype(images, torch.float32, scale=True)
+    assert torch.equal(ToFloat()({"image": images})["image"], floats)
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    assert torch.equal(Normalize(mean=mean, std=std)({"image": floats})["image"], F.normalize(floats, mean, std))
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
+def test_random_crop(mode: str):
+    images, transform = pictures(), RandomCrop([28, 32], padding=4, fill=7, padding_mode=mode)
+    choices = transform.draw({"image": images}, len(images))
+    ours = transform.apply({"image": images}, choices)["image"]
+    padded = F.pad(images, [4], fill=7, padding_mode=mode)
+    theirs = [F.crop(image, int(top), int(left), 28, 32) for image, top, left in zip(padded, choices["top"], choices["left"], strict=True)]
+    assert torch.equal(ours, torch.stack(theirs))
+
+
+def test_the_window_of_a_random_crop_is_everywhere():
+    images = torch.zeros(4000, 1, 4, 4)
+    choices = RandomCrop(4, padding=1).draw({"image": images}, 4000)
+    counts = torch.stack([choices["top"], choices["left"]]).flatten().bincount()
+    assert len(counts) == 3
+    assert (counts > 2400).all()
+
+
+def test_random_resized_crop():
+    images, transform = pictures(), RandomResizedCrop(20)
+    choices = transform.draw({"image": images}, len(images))
+    ours = transform.apply({"image": images}, choices)["image"]
+    boxes = zip(*(choices[name].tolist() for name in ("top", "left", "height", "width")), strict=True)
+    assert torch.equal(ours, torch.stack([F.resized_crop(image, *box, size=[20, 20]) for image, box in zip(images, boxes, strict=True)]))
+
+
+def test_random_resized_crop_takes_the_central_box_where_none_fits_as_torchvision_does():
+    for height, width in ((10, 100), (100, 10)):
+        images = torch.zeros(2, 3, height, width)
+        ours = RandomResizedCrop(8, scale=(1.0, 1.0)).draw({"image": images}, 2)
+        theirs = v2.RandomResizedCrop(8, scale=(1.0, 1.0)).make_params([images])
+        assert {name: int(value[0]) for name, value in ours.items()} == theirs
+
+
+def test_boxes_are_distributed_as_in_torchvision():
+    boxes = random_boxes(4000, (33, 40), (0.08, 1.0), (3 / 4, 4 / 3), whole=True)
+    theirs = [v2.RandomResizedCrop(8).make_params([torch.zeros(3, 33, 40)]) for _ in range(4000)]
+    for name in ("top", "left", "height", "width"):
+        ours = getattr(boxes, name)[boxes.found].double()
+        expected = torch.tensor([params[name] for params in theirs]).double()
+        assert float(ours.mean()) == pytest.approx(float(expected.mean()), abs=5 * float(expected.std()) / 4000**0.5 * 2**0.5)
+        assert (boxes.top + boxes.height <= 33).all()
+        assert (boxes.left + boxes.width <= 40).all()
+
+
+@pytest.mark.parametrize("size", [16, [16, 24], 50])
+def test_resize(size: Any):
+    assert torch.equal(Resize(size)({"image": pictures()})["image"], F.resize(pictures(), size if isinstance(size, list) else [size]))
+
+
+@pytest.mark.parametrize("value", [0.0, [0.1, 0.2, 0.3]])
+def test_random_erasing(value: Any):
+    images, transform = pictures().float() / 255, RandomErasing(0.6, value=value)
+    choices = transform.draw({"image": images}, len(images))
+    ours = transform.apply({"image": images}, choices)["image"]
+    fill = torch.tensor(value).view(-1, 1, 1)
+    for position, image in enumerate(images):
+        top, left, height, width = (int(choices[name][position]) for name in ("top", "left", "height", "width"))
+        theirs = F.erase(image, top, left, height, width, fill) if height else image
+        assert torch.equal(ours[position], theirs)
+    assert 0 < int((choices["height"] == 0).sum()) < len(images)
+
+
+def test_the_erased_area_is_distributed_as_in_torchvision():
+    transform, images = RandomErasing(1.0), torch.zeros(3000, 3, 33, 40)
+    choices = transform.draw({"image": images}, 3000)
+    theirs = [v2.RandomErasing(1.0).make_params([images[0]]) for _ in range(3000)]
+    for ours, name in (("height", "h"), ("width", "w")):
+        expected = torch.tensor([params[name] for params in theirs if params["v"] is not None]).double()
+        assert float(choices[ours][choices["height"] > 0].double().mean()) == pytest.approx(
+            float(expected.mean()), abs=5 * float(expected.std()) / 3000**0.5 * 2**0.5
+        )
+
+
+@pytest.mark.parametrize(("interpolation", "fill"), [("nearest", 0.0), ("nearest", 100.0), ("bilinear", 0.0)])
+def test_random_affine(interpolation: str, fill: float):
+    images = pictures()
+    transform = RandomAffine(30, translate=(0.1, 0.2), scale=(0.7, 1.4), shear=15, interpolation=interpolation, fill=fill)
+    choices = transform.draw({"image": images}, len(images))
+    ours = transform.apply({"image": images}, choices)["image"]
+    theirs = [
+        F.affine(
+            image,
+            angle=float(choices["angle"][k]),
+            translate=[float(choices["x"][k]), float(choices["y"][k])],
+            scale=float(choices["scale"][k]),
+            shear=[float(choices["shear"][k]), 0.0],
+            interpolation=v2.InterpolationMode(interpolation),
+            fill=[fill] if fill else None,
+        )
+        for k, image in enumerate(images)
+    ]
+    close(ours, torch.stack(theirs), pixels=0.002)
+
+
+def test_a_fill_is_blended_once_at_the_border():
+    # torchvision's bilinear fill weighs the border's pixels by their coverage twice; a constant image shows it.
+    images, transform = torch.full((16, 3, 20, 20), 100, dtype=torch.uint8), RandomAffine(45, translate=(0.3, 0.3), fill=100)
+    assert torch.equal(transform({"image": images})["image"], images)
+
+
+STRENGTHS = {
+    "brightness": (colour.brightness, F.adjust_brightness, [0.0, 0.3, 1.0, 1.7]),
+    "contrast": (colour.contrast, F.adjust_contrast, [0.0, 0.3, 1.0, 1.7]),
+    "saturation": (colour.saturation, F.adjust_saturation, [0.0, 0.3, 1.0, 1.7]),
+    "sharpness": (colour.sharpness, F.adjust_sharpness, [0.0, 0.3, 1.0, 1.7]),
+    "posterize": (colour.posterize, F.posterize, [1, 3, 5, 8]),
+    "solarize": (colour.solarize, lambda image, share: F.solarize(image, 255 * share), [0.0, 0.3, 0.77, 1.0]),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_colour_operations_with_a_strength_for_each_image(name: str, channels: int):
+    operation, reference, strengths = STRENGTHS[name]
+    images = pictures(4)[:, :channels]
+    close(operation(images, torch.tensor(strengths, dtype=torch.float64)), torch.stack([reference(*case) for case in zip(images, strengths, strict=True)]))
+
+
+def test_a_strength_of_one_is_the_image_itself():
+    images, one = pictures(), torch.ones(24, dtype=torch.float64)
+    for operation in (colour.brightness, colour.contrast, colour.saturation, colour.sharpness):
+        assert torch.equal(operation(images, one), images)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "bins"),
+    [
+        (policies.TrivialAugmentWide, v2.TrivialAugmentWide, 31),
+        (policies.RandAugment, v2.RandAugment, 31),
+        (policies.RandAugment, v2.RandAugment, 11),
+    ],
+)
+def test_operations_and_magnitudes_are_torchvisions(ours: type, theirs: type, bins: int):
+    images = pictures()
+    table: dict[str, tuple[Callable[..., Tensor | None], bool]] = theirs._AUGMENTATION_SPACE
+    assert list(policies.NAMES) == list(table)
+    assert policies.SIGNED.tolist() == [signed for _, signed in table.values()]
+    shift = (32.0, 32.0) if ours is policies.TrivialAugmentWide else (150.0 / 331.0 * 40, 150.0 / 331.0 * 33)
+    wide = ours is policies.TrivialAugmentWide
+    limits = {"shear": 0.99, "degrees": 135.0, "strength": 0.99, "bits": 6} if wide else {"shear": 0.3, "degrees": 30.0, "strength": 0.9, "bits": 4}
+    made = policies.magnitudes(bins, shift=shift, **limits)
+    for number, (function, _) in enumerate(table.values()):
+        expected = function(bins, 33, 40)
+        assert made[number].tolist() == ([0.0] * bins if expected is None else expected.double().tolist())
+    drawn = ours(bins=bins).draw({"image": images.repeat(40, 1, 1, 1)}, 960)
+    assert set(drawn["operation"].flatten().tolist()) == set(range(14))
+    for operation, magnitude in zip(drawn["operation"].flatten().tolist(), drawn["magnitude"].flatten().tolist(), strict=True):
+        assert abs(magnitude) in made[operation].tolist()
+        assert magnitude >= 0 or policies.SIGNED[operation]
+
+
+@pytest.mark.parametrize(("interpolation", "fill"), [("nearest", 0.0), ("nearest", 99.0), ("bilinear", 0.0)])
+def test_every_operation_at_every_magnitude_agrees_with_torchvision(interpolation: str, fill: float):
+    transform = policies.TrivialAugmentWide(interpolation=interpolation, fill=fill)
+    reference = v2.TrivialAugmentWide(interpolation=v2.InterpolationMode(interpolation), fill=[fill] * 3 if fill else None)
+    table = policies.magnitudes(31, shear=0.99, shift=(32.0, 32.0), degrees=135.0, strength=0.99, bits=6)
+    images = pictures(31)
+    for number, name in enumerate(policies.NAMES):
+        for sign in (1, -1) if policies.SIGNED[number] else (1,):
+            magnitude = sign * table[number]
+            choices = {"operation": torch.full((31, 1), number), "magnitude": magnitude[:, None]}
+            ours = transform.apply({"image": images}, choices)["image"]
+            theirs = [
+                reference._apply_image_or_video_transform(image, name, float(value), interpolation=reference.interpolation, fill=reference._fill)
+                for image, value in zip(images, magnitude, strict=True)
+            ]
+            geometric = name in ("ShearX", "ShearY", "Rotate")
+            close(ours, torch.stack(theirs), pixels=0.002 if geometric else 0.0)
+
+
+def test_color_jitter_applies_the_three_in_the_order_that_was_drawn():
+    images, transform = pictures(), colour.ColorJitter(brightness=0.6, contrast=0.6, saturation=0.6)
+    choices = transform.draw({"image": images}, len(images))
+    ours = transform.apply({"image": images}, choices)["image"]
+    functions = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation)
+    theirs = []
+    for image, order, factors in zip(images, choices["order"].tolist(), choices["factor"].tolist(), strict=True):
+        for which in order:
+            image = functions[which](image, factors[which])
+        theirs.append(image)
+    difference = (ours.int() - torch.stack(theirs).int()).abs()
+    assert difference.max() <= 3
+    assert (difference > 0).double().mean() < 0.02
+    assert len({tuple(order) for order in choices["order"].tolist()}) == 6
+
+
+# Mixing
+
+
+def mixed(transform: mixing.Mixing, seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    torch.manual_seed(seed)
+    images = pictures().float() / 255
+    batch = {"image": images, "label": torch.arange(24) % 5}
+    choices = transform.draw(batch, 24)
+    return batch, choices, transform.apply(batch, choices)
+
+
+def test_mixup():
+    batch, choices, ours = mixed(mixing.MixUp(0.4, num_classes=5))
+    share = float(choices["pixel"][0])
+    reference = v2.MixUp(num_classes=5)
+    params = {"labels": batch["label"], "batch_size": 24, "lam": share}
+    torch.testing.assert_close(ours["image"], reference.transform(batch["image"], params), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(ours["label"], reference.transform(batch["label"], params), rtol=1e-6, atol=1e-7)
+    assert ours["label"].dtype == torch.float32
+    assert 0 < share < 1
+
+
+def test_cutmix():
+    for seed in range(5):
+        batch, choices, ours = mixed(mixing.CutMix(num_classes=5), seed)
+        top, left, height, width = (int(choices[name][0]) for name in ("top", "left", "height", "width"))
+        reference = v2.CutMix(num_classes=5)
+        share = 1 - height * width / (33 * 40)
+        params = {"labels": batch["label"], "batch_size": 24, "box": (left, top, left + width, top + height), "lam_adjusted": share}
+        assert torch.equal(ours["image"], reference.transform(batch["image"], params))
+        torch.testing.assert_close(ours["label"], reference.transform(batch["label"], params), rtol=1e-6, atol=1e-7)
+
+
+def test_one_of_mixup_and_cutmix_serves_a_whole_batch():
+    transform, kinds = mixing.MixUpOrCutMix(num_classes=5), set()
+    for seed in range(20):
+        _, choices, ours = mixed(transform, seed)
+        assert all(len(value.unique()) == 1 for name, value in choices.items() if name != "partner")
+        torch.testing.assert_close(ours["label"].sum(1), torch.ones(24))
+        kinds.add("mixup" if choices["pixel"][0] < 1 else "cutmix")
+    assert kinds == {"mixup", "cutmix"}
+
+
+def test_the_proportions_of_mixup_are_beta_distributed():
+    torch.manual_seed(0)
+    drawn = torch.tensor([mixing.MixUp(0.2, num_classes=2).draw_one(4, 4)["pixel"] for _ in range(4000)])
+    assert float(drawn.mean()) == pytest.approx(0.5, abs=0.03)
+    assert float(drawn.var()) == pytest.approx(1 / (4 * (2 * 0.2 + 1)), abs=0.01)  # of Beta(a, a)
+
+
+def test_labels_that_are_soft_already_are_mixed_as_they_are():
+    soft = torch.eye(4)
+    batch = {"image": torch.rand(4, 1, 8, 8), "label": soft}
+    transform = mixing.MixUp(1.0, num_classes=4)
+    choices = transform.draw(batch, 4)
+    share = choices["label"][:, None].float()
+    torch.testing.assert_close(transform.apply(batch, choices)["label"], share * soft + (1 - share) * soft.roll(1, 0))
+
+
+# Identities and refusals
+
+
+def test_what_has_nothing_to_do_changes_nothing():
+    images = pictures()
+    floats = images.float() / 255
+    for transform in (RandomHorizontalFlip(0.0), RandomErasing(0.0), RandomCrop([33, 40]), RandomAffine(), colour.RandomGrayscale(0.0), colour.ColorJitter()):
+        assert torch.equal(transform({"image": images})["image"], images), type(transform).__name__
+    assert torch.equal(Normalize(mean=[0, 0, 0], std=[1, 1, 1])({"image": floats})["image"], floats)
+    torch.testing.assert_close(RandomAffine()({"image": floats})["image"], floats, rtol=0, atol=1e-5)
+    assert torch.equal(RandomHorizontalFlip(1.0)({"image": images})["image"], images.flip(-1))
+
+
+@pytest.mark.parametrize(
+    ("make", "images", "said"),
+    [
+        (lambda: Normalize(mean=[0.5], std=[0.5]), torch.rand(2, 3, 8, 8), "1 channels"),
+        (lambda: Normalize(mean=[0.5] * 3, std=[0.5] * 3), torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "after ToFloat"),
+        (policies.TrivialAugmentWide, torch.rand(2, 3, 8, 8), "before ToFloat"),
+        (policies.RandAugment, torch.zeros(2, 4, 8, 8, dtype=torch.uint8), "1 or 3 channels"),
+        (lambda: mixing.MixUp(num_classes=2), torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "after ToFloat"),
+        (lambda: RandomCrop(9), torch.rand(2, 3, 8, 8), "larger than"),
+        (lambda: Normalize(mean=[0.5], std=[0.0]), None, "std above 0"),
+        (lambda: RandomHorizontalFlip(1.5), None, "not a probability"),
+        (lambda: RandomCrop([1, 2, 3]), None, "not a size"),
+        (lambda: mixing.CutMix(0.0, num_classes=2), None, "not positive"),
+        (lambda: Resize(8, interpolation="sinc"), None, "bilinear"),
+        (lambda: policies.RandAugment(magnitude=31), None, "0 to 30"),
+    ],
+)
+def test_what_cannot_be_is_an_error_for_a_person(make: Callable[[], Any], images: Tensor | None, said: str):
+    with pytest.raises(ConfigError, match=said):
+        make()({"image": images, "label": torch.zeros(2, dtype=torch.long)})
+
+
+def test_shear_is_about_the_upper_left_corner():
+    image = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
+    image[..., 0, 0] = image[..., 8, 4] = 200
+    choices = {"operation": torch.tensor([[policies.NAMES.index("ShearX")]]), "magnitude": torch.tensor([[0.25]], dtype=torch.float64)}
+    moved = policies.TrivialAugmentWide().apply({"image": image}, choices)["image"][0, 0]
+    assert moved[0, 0] == 200
+    assert moved[8].argmax() in (4 + math.floor(8 * 0.25), 4 - math.floor(8 * 0.25))

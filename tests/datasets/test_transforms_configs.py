@@ -1,0 +1,96 @@
+"""Every choice of the `transforms` group for classified images, built and applied to images as the loader and the step would."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from PIL import Image
+from torchvision.transforms import v2
+
+from samewise.recipes.classification import Classification
+from samewise.runner import streams
+from samewise.runner.interfaces import Batch
+
+FOLDER = files("samewise.configs") / "transforms"
+CHOICES = sorted(entry.name.removesuffix(".yaml") for entry in FOLDER.iterdir() if entry.name.endswith(".yaml"))
+IMAGES = [
+    choice for choice in CHOICES if choice == "none" or "numeric.Normalize" in (FOLDER / f"{choice}.yaml").read_text()
+]  # the others have tests of their own
+IMAGES = [choice for choice in CHOICES if choice == "none" or "numeric.Normalize" in (FOLDER / f"{choice}.yaml").read_text()]  # of classification
+SIZES = {"imagenet": (224, 224), "imagenet_v2": (176, 224)}
+
+
+def built(choice: str, split: str, **overrides: Any) -> tuple[list[Any], list[Any]]:
+    config = OmegaConf.create({"dataset": {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.3], "num_classes": 6}})
+    config.transforms = OmegaConf.merge(OmegaConf.create((FOLDER / f"{choice}.yaml").read_text()), overrides)
+    OmegaConf.resolve(config)
+    return tuple(list(instantiate(config.transforms[split][level], _convert_="all")) for level in ("sample", "batch"))  # type: ignore[return-value]
+
+
+def passed(choice: str, split: str, overrides: dict[str, Any] | None = None, *, varied: bool, size: int = 32) -> Batch:
+    sample, batch = built(choice, split, **(overrides or {}))
+    random = np.random.default_rng(0)
+    samples = []
+    with streams.scope(0, "step", 0):
+        for number in range(8):
+            pixels = random.integers(0, 256, (size + 9 * number, size + 40, 3) if varied else (size, size, 3), dtype=np.uint8)
+            one: Any = {"image": Image.fromarray(pixels), "label": number % 6}
+            samples.append(v2.Compose(sample)(one) if sample else one)
+        made = Classification(num_classes=6).collate(samples)
+        for transform in batch:
+            made = transform(made)
+    return made
+
+
+def test_the_choices_are_there():
+    assert {"images", "digits", "cifar", "imagenet", "imagenet_v2", "none"} == set(IMAGES)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_choice_says_in_its_first_line_what_it_is(choice: str):
+    assert len((FOLDER / f"{choice}.yaml").read_text().splitlines()[0].removeprefix("# ")) > 20
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize("choice", [choice for choice in IMAGES if choice not in ("none", *SIZES)])
+def test_small_images_keep_their_size_and_come_out_normalised(choice: str, split: str):
+    batch = passed(choice, split, varied=False)
+    assert batch["image"].shape == (8, 3, 32, 32)
+    assert batch["image"].dtype == torch.float32
+    expected = (0.5 - torch.tensor([0.5, 0.4, 0.3])) / torch.tensor([0.2, 0.2, 0.3])  # uniform pixels have a mean of 0.5
+    if split == "eval":
+        torch.testing.assert_close(batch["image"].mean(dim=(0, 2, 3)), expected, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("choice", SIZES)
+def test_photographs_of_any_size_come_out_at_the_published_sizes(choice: str):
+    for split, side in zip(("train", "eval"), SIZES[choice], strict=True):
+        batch = passed(choice, split, varied=True, size=180)
+        assert batch["image"].shape == (8, 3, side, side)
+        assert batch["label"].shape == ((8, 6) if (choice, split) == ("imagenet_v2", "train") else (8,))
+
+
+@pytest.mark.parametrize("choice", SIZES)
+def test_sizes_can_be_made_small_by_override(choice: str):
+    for split in ("train", "eval"):
+        assert passed(choice, split, {"size": 16, "eval_size": 16, "eval_resize": 20}, varied=True, size=40)["image"].shape[-1] == 16
+
+
+def test_none_changes_nothing():
+    assert built("none", "train") == built("none", "eval") == ([], [])
+
+
+def test_evaluation_draws_nothing_random():
+    for choice in IMAGES:
+        sample, batch = built(choice, "eval")
+        made = {"image": torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "label": torch.zeros(2, dtype=torch.long)}
+        assert not any(type(transform).__name__.startswith("Random") for transform in (*sample, *batch))
+        for transform in batch:
+            assert transform.draw(made, 2) == {}
+            made = transform(made)

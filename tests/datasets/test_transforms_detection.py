@@ -1,0 +1,165 @@
+"""Transforms of images with boxes: as torchvision's, a batch as its samples, images of one size and of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional
+
+from samewise.datasets.transforms.colour import ColorJitter
+from samewise.datasets.transforms.detection import RandomHorizontalFlipWithBoxes, RandomShortestSide, RandomVerticalFlipWithBoxes
+from samewise.datasets.transforms.geometry import RandomHorizontalFlip
+from samewise.datasets.transforms.numeric import ToFloat
+from samewise.datasets.transforms.photometric import RandomPhotometricDistort
+from samewise.datasets.transforms.policies import RandAugment
+from samewise.runner import streams
+from samewise.runner.errors import ConfigError
+from samewise.runner.interfaces import Batch, BatchTransform
+
+MAKERS: dict[str, Callable[[], BatchTransform]] = {
+    "RandomHorizontalFlipWithBoxes": RandomHorizontalFlipWithBoxes,
+    "RandomVerticalFlipWithBoxes": RandomVerticalFlipWithBoxes,
+    "RandomShortestSide": lambda: RandomShortestSide(shortest=[24, 32, 40], longest=48),
+    "RandomPhotometricDistort": lambda: RandomPhotometricDistort(p=0.7),
+    "ColorJitter": lambda: ColorJitter(brightness=0.5, contrast=0.5, saturation=0.5),
+    "ToFloat": ToFloat,
+}
+
+
+def batch_of(size: int = 12, *, varied: bool) -> Batch:
+    drawn = torch.Generator().manual_seed(3)
+    shapes = [(32 + 4 * (number % 3) * varied, 44 - 6 * (number % 2) * varied) for number in range(size)]
+    images = [torch.randint(0, 256, (3, *shape), generator=drawn, dtype=torch.uint8) for shape in shapes]
+    corners = [torch.rand(number % 4, 2, generator=drawn) * 16 for number in range(size)]  # some images have no box
+    boxes = [torch.cat([corner, corner + 4 + torch.rand(corner.shape, generator=drawn) * 12], dim=1) for corner in corners]
+    labels = [torch.arange(len(one)) + 1 for one in boxes]
+    return {"image": images if varied else torch.stack(images), "boxes": boxes, "labels": labels, "image_id": list(range(size))}
+
+
+def chosen(transform: BatchTransform, batch: Batch) -> dict[str, Tensor]:
+    with streams.scope(0, "step", 5, 0):
+        return transform.draw(batch, len(batch["image"]))
+
+
+@pytest.mark.parametrize("varied", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_batch_gives_what_its_samples_give_one_by_one(name: str, varied: bool):
+    transform, batch = MAKERS[name](), batch_of(varied=varied)
+    choices = chosen(transform, batch)
+    together = transform.apply(batch, choices)
+    assert len(together["image"]) == 12
+    for place in range(12):
+        alone = transform.apply(
+            {key: value[place : place + 1] for key, value in batch.items()}, {key: value[place : place + 1] for key, value in choices.items()}
+        )
+        assert torch.equal(together["image"][place], alone["image"][0])
+        assert torch.equal(together["boxes"][place], alone["boxes"][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MAKERS)
+def test_cuda_gives_what_the_cpu_gives(name: str):
+    transform, batch = MAKERS[name](), batch_of(varied=True)
+    there = {key: [value.cuda() for value in values] if key != "image_id" else values for key, values in batch.items()}
+    choices = chosen(transform, batch)
+    assert all(torch.equal(value, chosen(transform, there)[key]) for key, value in choices.items())
+    here, there = transform.apply(batch, choices), transform.apply(there, choices)
+    for place in range(12):
+        assert (here["image"][place].float() - there["image"][place].float().cpu()).abs().max() <= 1
+        torch.testing.assert_close(here["boxes"][place], there["boxes"][place].cpu())
+
+
+@pytest.mark.parametrize("varied", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_given_batch_stays_as_it_is_and_other_keys_pass_through(name: str, varied: bool):
+    batch, copy = batch_of(varied=varied), batch_of(varied=varied)
+    changed = MAKERS[name]()(batch)
+    for key in ("image", "boxes"):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(batch[key], copy[key], strict=True))
+    assert changed["labels"] is batch["labels"]
+    assert changed["image_id"] is batch["image_id"]
+    assert isinstance(changed["image"], list) or not varied
+
+
+@pytest.mark.parametrize("varied", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_image_and_boxes_move_together(name: str, varied: bool):
+    """A white rectangle on black is found again where its box went."""
+    transform, batch = MAKERS[name](), batch_of(varied=varied)
+    boxes = [torch.tensor([[4.0, 6, 20, 26]]) for _ in range(12)]
+    pictures = [torch.zeros_like(image) for image in batch["image"]]
+    for picture in pictures:
+        picture[:, 6:26, 4:20] = 200
+    changed = transform({**batch, "image": pictures if varied else torch.stack(pictures), "boxes": boxes})
+    for image, box in zip(changed["image"], changed["boxes"], strict=True):
+        bright = image.float().mean(0) > image.float().max() / 2
+        rows, columns = bright.any(1).nonzero()[:, 0], bright.any(0).nonzero()[:, 0]
+        found = torch.tensor([[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]]).float()
+        torch.testing.assert_close(box, found, atol=0.8, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("RandomHorizontalFlipWithBoxes", functional.horizontal_flip), ("RandomVerticalFlipWithBoxes", functional.vertical_flip)]
+)
+def test_flips_are_torchvisions(name: str, function: Callable):
+    batch = batch_of(varied=True)
+    changed = MAKERS[name]().apply(batch, {"flip": torch.tensor([True, False] * 6)})
+    for place in range(12):
+        image, boxes = batch["image"][place], tv_tensors.BoundingBoxes(batch["boxes"][place], format="XYXY", canvas_size=batch["image"][place].shape[-2:])
+        wanted = (image, boxes) if place % 2 else (function(image), function(boxes))
+        assert torch.equal(changed["image"][place], wanted[0])
+        torch.testing.assert_close(changed["boxes"][place], wanted[1].as_subclass(Tensor))
+
+
+def test_the_shortest_side_becomes_one_of_the_lengths_unless_the_longest_would_be_too_long():
+    batch = batch_of(varied=True)
+    transform = RandomShortestSide(shortest=[24, 32, 64], longest=64)
+    choices = chosen(transform, batch)
+    assert set(choices["shortest"].tolist()) == {24, 32, 64}
+    for before, after, wanted in zip(batch["image"], transform.apply(batch, choices)["image"], choices["shortest"].tolist(), strict=True):
+        sides = sorted(after.shape[-2:])
+        assert sides[1] <= 64
+        if wanted < 64:
+            assert sides[0] == wanted
+        else:
+            assert sides[1] in (63, 64)
+        assert max(before.shape[-2:]) / min(before.shape[-2:]) == pytest.approx(sides[1] / sides[0], abs=0.06)
+
+
+def test_photometric_distortion_is_torchvisions_step_by_step():
+    batch = batch_of(varied=False)
+    transform = RandomPhotometricDistort(p=1.0)
+    choices = chosen(transform, batch)
+    assert choices["contrast_first"].any()
+    assert not choices["contrast_first"].all()
+    changed = transform.apply(batch, choices)["image"]
+    for place, image in enumerate(batch["image"]):
+        drawn = {name: float(value[place]) for name, value in choices.items() if name != "channels"}
+        image = functional.adjust_brightness(image, drawn["brightness"])
+        if drawn["contrast_first"]:
+            image = functional.adjust_contrast(image, drawn["contrast"])
+        image = functional.adjust_hue(functional.adjust_saturation(image, drawn["saturation"]), drawn["hue"])
+        if not drawn["contrast_first"]:
+            image = functional.adjust_contrast(image, drawn["contrast"])
+        assert (changed[place].int() - image[choices["channels"][place]].int()).abs().max() <= 1
+
+
+def test_photometric_distortion_of_probability_0_changes_nothing():
+    batch = batch_of(varied=True)
+    assert all(torch.equal(a, b) for a, b in zip(RandomPhotometricDistort(p=0.0)(batch)["image"], batch["image"], strict=True))
+
+
+@pytest.mark.parametrize("transform", [RandomHorizontalFlip(), RandAugment()])
+def test_a_transform_that_would_leave_the_boxes_behind_is_refused(transform: BatchTransform):
+    with pytest.raises(ConfigError, match="would move the image, but not its boxes"):
+        transform(batch_of(varied=False))
+
+
+@pytest.mark.parametrize("options", [{"shortest": [], "longest": 10}, {"shortest": [20], "longest": 10}])
+def test_lengths_that_do_not_fit_are_told(options: dict):
+    with pytest.raises(ConfigError, match="shortest and longest"):
+        RandomShortestSide(**options)

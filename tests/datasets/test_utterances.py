@@ -1,0 +1,224 @@
+"""Data sets of transcribed recordings: their layouts on disk, transcripts, splits, and what is missing or wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+from samewise.datasets.generated_speech import GeneratedSpeech
+from samewise.datasets.librispeech import LibriSpeech
+from samewise.datasets.manifest import Manifest
+from samewise.datasets.speech_commands import SpeechCommands
+from samewise.datasets.spoken_digits import SpokenDigits
+from samewise.datasets.utterances import LETTERS
+from samewise.datasets.yesno import YesNo
+from samewise.runner.errors import ConfigError, DataError
+
+
+def record(path: Path, seconds: float = 0.05, rate: int = 16000) -> Path:
+    """A recording of noise of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw = torch.Generator().manual_seed(sum(path.name.encode()))
+    soundfile.write(path, torch.rand(round(seconds * rate), generator=draw).sub(0.5).numpy(), rate)
+    return path
+
+
+def librispeech(root: Path) -> Path:
+    for name, text in {"84-121-0000": "GO  DO YOU HEAR", "84-121-0001": "BUT IN LESS", "100-7-0000": "IT'S"}.items():
+        speaker, chapter, _ = name.split("-")
+        folder = root / "LibriSpeech" / "dev-clean" / speaker / chapter
+        record(folder / f"{name}.flac")
+        with open(folder / f"{speaker}-{chapter}.trans.txt", "a") as listing:
+            listing.write(f"{name} {text}\n")
+    return root
+
+
+def test_librispeech_as_its_archive_unpacks(tmp_path):
+    data = LibriSpeech(root=str(librispeech(tmp_path)), subsets=["dev-clean"])
+    assert [data[index]["transcript"] for index in range(len(data))] == ["go do you hear", "but in less", "it's"]
+    sample = data[1]
+    assert sample["name"] == "dev-clean/84/121/84-121-0001.flac"
+    assert sample["length"] == len(sample["waveform"]) == 800
+    assert torch.equal(LibriSpeech(root=str(tmp_path / "LibriSpeech"), subsets=["dev-clean"])[1]["waveform"], sample["waveform"])
+
+
+def test_librispeech_lists_what_torchaudio_lists(tmp_path):
+    from torchaudio.datasets import LIBRISPEECH
+
+    theirs = LIBRISPEECH(librispeech(tmp_path), url="dev-clean")
+    ours = LibriSpeech(root=str(tmp_path), subsets=["dev-clean"])
+    listed = {(Path(path).name, " ".join(text.lower().split())) for path, _, text, *_ in map(theirs.get_metadata, range(len(theirs)))}
+    assert listed == {(Path(ours[index]["name"]).name, ours[index]["transcript"]) for index in range(len(ours))}
+
+
+def test_a_part_of_librispeech_that_is_missing_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"LibriSpeech/train-clean-100: this part of LibriSpeech is not there"):
+        LibriSpeech(root=str(librispeech(tmp_path)), subsets=["dev-clean", "train-clean-100"])
+    with pytest.raises(ConfigError, match="did you mean 'dev-clean'"):
+        LibriSpeech(root=str(tmp_path), subsets=["dev-clear"])
+    next(tmp_path.rglob("84-121-0001.flac")).unlink()
+    with pytest.raises(DataError, match=r"84-121.trans.txt lists: 84-121-0001.flac"):
+        LibriSpeech(root=str(tmp_path), subsets=["dev-clean"])
+
+
+def test_speech_commands_by_their_official_lists(tmp_path):
+    folder = tmp_path / "SpeechCommands" / "speech_commands_v0.02"
+    for name in ("yes/aa_nohash_0.wav", "yes/bb_nohash_0.wav", "up/aa_nohash_1.wav", "up/cc_nohash_0.wav", "_background_noise_/hum.wav"):
+        record(folder / name)
+    (folder / "validation_list.txt").write_text("yes/bb_nohash_0.wav\n")
+    (folder / "testing_list.txt").write_text("up/cc_nohash_0.wav\n")
+    splits = {split: SpeechCommands(root=str(tmp_path), split=split) for split in ("train", "valid", "test")}
+    spoken = {split: [data[index]["transcript"] for index in range(len(data))] for split, data in splits.items()}
+    assert spoken == {"train": ["up", "yes"], "valid": ["yes"], "test": ["up"]}
+    with pytest.raises(DataError, match=r"dataset\.download=true"):
+        SpeechCommands(root=str(tmp_path / "nowhere"), split="train")
+
+
+def test_yes_and_no(tmp_path):
+    for number in range(10):
+        record(tmp_path / "waves_yesno" / ("_".join(f"{number:08b}") + ".wav"), rate=8000)
+    train, valid = (YesNo(root=str(tmp_path), split=split) for split in ("train", "valid"))
+    assert (len(train), len(valid)) == (8, 2)
+    assert valid[0]["transcript"] == "no no no no no yes no no"
+    record(tmp_path / "waves_yesno" / "maybe.wav")
+    with pytest.raises(DataError, match=r"maybe.wav: is not a recording of YesNo"):
+        YesNo(root=str(tmp_path), split="train")
+
+
+def listed(folder: Path, kind: str) -> Path:
+    lines = [("one.wav", "It's one"), ("two.wav", 'Two, "quoted"')]
+    for name, _ in lines:
+        record(folder / "sound" / name, rate=8000)
+    path = folder / f"list.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(json.dumps({"audio": f"sound/{name}", "text": text}) for name, text in lines))
+    else:
+        with open(path, "w", newline="") as handle:
+            table = csv.writer(handle, delimiter="\t" if kind == "tsv" else ",")
+            table.writerows([("speaker", "audio", "text"), *(("x", f"sound/{name}", text) for name, text in lines)])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_a_manifest_of_your_own(tmp_path, kind):
+    data = Manifest(file=str(listed(tmp_path, kind)), ignore='",')
+    assert [data[index]["transcript"] for index in range(2)] == ["it's one", "two quoted"]
+    assert len(data[0]["waveform"]) == 800  # 50 ms at 8 kHz, resampled to 16 kHz
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "audio,text\nsound/one.wav,naïve\n", r"one\.wav: its transcript has an unknown letter, LATIN SMALL LETTER I WITH DIAERESIS"),
+        ("a.csv", "audio,texts\nsound/one.wav,a\n", "did you mean 'texts'"),
+        ("a.csv", "audio,text\nsound/one.wav,a, b\n", "a.csv:2: .*quotes"),
+        ("a.csv", "audio,text\nsound/three.wav,a\n", r"a\.csv lists: sound/three\.wav"),
+        ("a.csv", "audio,text\n", "no recordings"),
+        ("a.jsonl", '{"audio": "sound/one.wav", "text": "a"}\n{"audio"\n', "a.jsonl:2: is not JSON"),
+        ("a.jsonl", '{"audio": "sound/one.wav", "text": 7}\n', "a.jsonl:1: there is no text in the column 'text'"),
+        ("a.csv", None, "cannot be read"),
+    ],
+)
+def test_a_manifest_with_a_fault_is_named_before_training(tmp_path, name, content, message):
+    listed(tmp_path, "csv")
+    if content is not None:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        Manifest(file=str(tmp_path / name))
+
+
+def digits(root: Path) -> Path:
+    for digit in range(3):
+        for speaker in ("ann", "bob"):
+            for take in (0, 4, 5, 49):
+                record(root / "recordings" / f"{digit}_{speaker}_{take}.wav", seconds=0.02 + 0.01 * digit, rate=8000)
+    return root
+
+
+def test_spoken_digits_are_split_by_takes(tmp_path):
+    train, test = (SpokenDigits(root=str(digits(tmp_path)), takes=takes) for takes in ([5, 49], [0, 4]))
+    assert (len(train), len(test)) == (12, 12)
+    assert not {train[index]["name"] for index in range(12)} & {test[index]["name"] for index in range(12)}
+    assert train[0]["transcript"] == "zero"
+    assert train.speakers == ["ann", "bob"]
+    assert len(SpokenDigits(root=str(tmp_path), speakers=["bob"])) == 12
+    assert len(train[0]["waveform"]) == 160
+
+
+def test_spoken_digits_follow_one_another_by_the_samples_own_stream(tmp_path):
+    data = SpokenDigits(root=str(digits(tmp_path)), digits=[2, 3], pause=[0.01, 0.02])
+    for seed in range(10):
+        torch.manual_seed(seed)
+        sample = data[3]
+        names, words = sample["name"].split("+"), sample["transcript"].split()
+        assert 2 <= len(names) == len(words) <= 3
+        assert names[0] == data.path(3).name
+        assert len({name.split("_")[1] for name in names}) == 1
+        spoken = sum(soundfile.info(tmp_path / "recordings" / name).frames for name in names)
+        assert 80 * (len(names) - 1) <= sample["length"] - spoken <= 160 * (len(names) - 1)
+        torch.manual_seed(seed)
+        assert torch.equal(data[3]["waveform"], sample["waveform"])
+
+
+def test_cached_recordings_are_those_on_disk(tmp_path):
+    root = str(digits(tmp_path))
+    kept, read = (SpokenDigits(root=root, sample_rate=16000, cache=cache) for cache in ("memory", "none"))
+    assert all(torch.equal(kept[index]["waveform"], read[index]["waveform"]) for index in range(len(kept)))
+    assert kept.fingerprint() == read.fingerprint()
+
+
+def test_the_fingerprint_changes_with_the_data(tmp_path):
+    path = listed(tmp_path, "csv")
+    before = Manifest(file=str(path), ignore='",').fingerprint()
+    assert Manifest(file=str(path), ignore='",').fingerprint() == before
+    assert Manifest(file=str(path), ignore='",', sample_rate=8000).fingerprint() != before
+    path.write_text(path.read_text().replace("It's one", "It's won"))
+    changed = Manifest(file=str(path), ignore='",').fingerprint()
+    assert changed != before
+    record(tmp_path / "sound" / "one.wav", seconds=0.06, rate=8000)
+    assert Manifest(file=str(path), ignore='",').fingerprint() != changed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [({"takes": [9, 5]}, "not an interval"), ({"digits": [0, 2]}, "not an interval"), ({"cache": "disk"}, "no place")]
+)
+def test_wrong_arguments_are_named(tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        SpokenDigits(root=str(digits(tmp_path)), **arguments)
+
+
+def test_digits_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"cannot be read|no spoken digits"):
+        SpokenDigits(root=str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="no recordings"):
+        SpokenDigits(root=str(digits(tmp_path)), speakers=["zoe"])
+
+
+def test_a_recording_that_is_damaged_is_named(tmp_path):
+    digits(tmp_path)
+    (tmp_path / "recordings" / "1_ann_5.wav").write_bytes(b"RIFF of no use")
+    with pytest.raises(DataError, match=r"1_ann_5\.wav: is not audio"):
+        SpokenDigits(root=str(tmp_path))
+    with pytest.raises(DataError, match=r"1_ann_5\.wav"):
+        [sample["name"] for sample in map(SpokenDigits(root=str(tmp_path), cache="none").__getitem__, range(24))]
+
+
+def test_generated_speech_is_the_same_each_time_and_differs_between_splits():
+    train, again, valid = GeneratedSpeech(length=20), GeneratedSpeech(length=20), GeneratedSpeech(length=20, split="valid")
+    assert all(torch.equal(train[index]["waveform"], again[index]["waveform"]) for index in range(20))
+    assert [train[index]["transcript"] for index in range(20)] != [valid[index]["transcript"] for index in range(20)]
+    assert all(set(train[index]["transcript"]) <= set(LETTERS) for index in range(20))
+    assert any(" " in train[index]["transcript"] for index in range(20))
+    assert max(float(train[index]["waveform"].abs().max()) for index in range(20)) < 1
+
+
+@pytest.mark.data
+def test_the_real_spoken_digits(data_root):
+    train, test = (SpokenDigits(root=str(data_root / "free_spoken_digits"), takes=takes) for takes in ([5, 49], [0, 4]))
+    assert (len(train), len(test), len(train.speakers)) == (2700, 300, 6)
+    assert 0.1 < train[0]["length"] / 8000 < 2.5

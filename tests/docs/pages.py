@@ -1,0 +1,93 @@
+"""Reads the documents: their fenced blocks, commands, files and links.
+
+In a `console` or `bash` block a line that begins with `$ ` is a command, the lines below it are what it prints, `...` stands for lines left out, and
+`# exit code: N` at a command's end says that it fails. A comment `<!-- not run: REASON -->` before a block keeps it from being run. A line that
+is only a bold file name before a block says what the file holds that a user makes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.M | re.S)
+_REASON = re.compile(r"<!-- not run: (.*?) -->\n*\Z", re.S)
+_FILE = re.compile(r"^\*\*`([^`]+)`\*\*\n\n\Z", re.M)
+_EXIT_CODE = re.compile(r"#\s*exit code: (\d+)\s*$")
+
+
+@dataclass
+class Command:
+    """A command of a page, and the lines that it is said to print."""
+
+    text: str
+    shown: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        found = _EXIT_CODE.search(self.text)
+        return int(found[1]) if found else 0
+
+
+@dataclass
+class Block:
+    """A fenced block: its language and text, why it is not run, and the file that it is."""
+
+    language: str
+    text: str
+    reason: str | None
+    file: str | None
+
+    @property
+    def commands(self) -> list[Command]:
+        found: list[Command] = []
+        if self.language in ("console", "bash"):
+            for line in self.text.splitlines():
+                if line.startswith("$ "):
+                    found.append(Command(line[2:]))
+                elif found:
+                    found[-1].shown.append(line)
+        return found
+
+
+def blocks(text: str) -> list[Block]:
+    """The page's fenced blocks in their order."""
+    found: list[Block] = []
+    for fence in _FENCE.finditer(text):
+        before = text[: fence.start()]
+        reason, file = _REASON.search(before), _FILE.search(before)
+        found.append(Block(fence[1], fence[2], reason[1] if reason else None, file[1] if file else None))
+    return found
+
+
+def links(text: str) -> list[str]:
+    """Relative targets of links and pictures, outside of fenced blocks."""
+    found = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", text))
+    return [target for target in found if "://" not in target]
+
+
+def make_files(text: str, folder: Path) -> list[str]:
+    """Write the files that the page has its reader make; their names."""
+    made = [block for block in blocks(text) if block.file]
+    for block in made:
+        assert block.file is not None
+        path = folder / block.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text)
+    return [block.file or "" for block in made]
+
+
+def alike(line: str) -> str:
+    """A line of output without what differs from machine to machine: numbers, digests, and which evaluation was the best."""
+    line = re.sub(r"\b(?=[a-f]*\d)[0-9a-f]{8,}\b", "#", line.replace("(best)", ""))
+    return " ".join(re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", line).split())
+
+
+def first_not_printed(shown: list[str], printed: str) -> str | None:
+    """The first line of `shown` that `printed` does not have, in the order shown; None where all are there."""
+    lines = iter(alike(line) for line in printed.splitlines())
+    return next((line for line in shown if line.strip() and line.strip() != "..." and alike(line) not in lines), None)

@@ -1,0 +1,120 @@
+"""The documents: every command is known and composes, runs or says why it cannot, and prints what it is shown to print; every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from samewise_docs_pages import PAGES, Block, Command, blocks, first_not_printed, links, make_files
+from samewise_docs_settings_table import PAGE, written
+
+from samewise.runner import project
+from samewise.runner.cli import commands
+from samewise.runner.compose import compose
+
+WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
+OF_OVERRIDES = ("train", "check", "show")
+
+
+def _words(command: Command) -> list[str]:
+    return shlex.split(command.text, comments=True)
+
+
+def _shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user would type it, with this interpreter's samewise."""
+    script = f'samewise() {{ {shlex.quote(sys.executable)} -m samewise "$@"; }}\n{command}'
+    return subprocess.run(["bash", "-c", script], cwd=folder, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def _follow(page: str, folder: Path, *, only: tuple[str, ...] = ()) -> int:
+    """Do what a page says, from top to bottom; the number of commands that were run."""
+    text = PAGES[page].read_text()
+    make_files(text, folder)
+    count = 0
+    for block in blocks(text):
+        for command in block.commands if block.reason is None else []:
+            if only and command.text not in only:
+                continue
+            done = _shell(command.text, folder)
+            assert done.returncode == command.exit_code, f"$ {command.text}\n{done.stdout}"
+            missing = first_not_printed(command.shown, done.stdout)
+            assert missing is None, f"$ {command.text}\ndoes not print\n{missing}\nbut\n{done.stdout}"
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_and_pictures_lead_somewhere(page: str) -> None:
+    lost = [target for target in links(PAGES[page].read_text()) if not (PAGES[page].parent / target.partition("#")[0]).exists()]
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_a_block_that_is_not_run_gives_a_reason_and_one_that_is_run_has_commands(page: str) -> None:
+    shells = [block for block in blocks(PAGES[page].read_text()) if block.language in ("console", "bash", "sh", "shell")]
+    assert {block.language for block in shells} <= {"console", "bash"}, "these would not be run"
+    assert all(block.commands for block in shells)
+    assert all(block.reason is None or len(block.reason.split()) > 3 for block in shells)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_that_is_named_exists(page: str) -> None:
+    named = re.findall(r"(?:`|^\$ )samewise ([a-z]+)", PAGES[page].read_text(), re.M)
+    assert set(named) <= set(commands())
+
+
+def test_the_readme_names_every_command() -> None:
+    table = set(re.findall(r"^\| `samewise ([a-z]+)", PAGES["README.md"].read_text(), re.M))
+    assert table == set(commands())
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    text = PAGES[page].read_text()
+    make_files(text, tmp_path)
+    here = project.find(tmp_path)
+    for block in blocks(text):
+        for command in block.commands:
+            words = _words(command)
+            if words[:1] == ["samewise"] and words[1] in OF_OVERRIDES:
+                overrides = [word for word in words[2:] if not word.startswith("--")]
+                found = compose(overrides, project=here, strict=False).problems
+                assert bool(found) == bool(command.exit_code), (command.text, found)
+
+
+def test_the_table_of_settings_is_that_of_the_schema() -> None:
+    page = PAGE.read_text()
+    assert page == written(page), "python tests/docs/settings_table.py --write"
+
+
+def test_a_block_shown_in_the_wrong_order_is_noticed() -> None:
+    printed = "epoch 1  valid/loss 0.5\nfinished\n  folder  runs/a/43a567606895\n"
+    assert first_not_printed(["finished", "  folder  runs/a/1b0695d7f7bc"], printed) is None
+    assert first_not_printed(["finished", "epoch 1  valid/loss 0.7"], printed) == "epoch 1  valid/loss 0.7"
+    assert Block("console", "$ one   # exit code: 2\nout\n$ two\n", None, None).commands == [Command("one   # exit code: 2", ["out"]), Command("two")]
+
+
+def test_your_own_data_set_and_model_train_as_the_page_says(tmp_path: Path) -> None:
+    made = make_files(PAGES["docs/your_own.md"].read_text(), tmp_path)
+    assert {"pyproject.toml", "lab/shapes.py", "configs/dataset/shapes.yaml", "lab/small_net.py", "configs/model/small_net.yaml"} <= set(made)
+    command = "samewise train dataset=shapes model=small_net optimizer.lr=0.03 max_epochs=3"
+    assert _follow("docs/your_own.md", tmp_path, only=(command,)) == 1
+    (folder,) = (tmp_path / "runs" / "classification-small_net-shapes").iterdir()
+    assert (folder / "checkpoints" / "latest" / "state.pt").is_file()
+    assert (folder / "artifacts" / "valid" / "confusion_matrix.png").is_file()
+    again = _shell(f"{command} --json", tmp_path)
+    assert '"status": "finished"' in again.stdout
+    assert '"valid/accuracy": 0.3' not in again.stdout, "no better than chance"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_every_command_runs_and_prints_what_is_shown(page: str, tmp_path: Path) -> None:
+    assert _follow(page, tmp_path) > 0

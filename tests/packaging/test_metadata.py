@@ -1,0 +1,76 @@
+"""The lock file, the versions and the licence say what they should."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import samewise
+
+PIN = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ ;]+)( ; [^\\]+)? \\$")
+
+
+@pytest.fixture(scope="module")
+def project(repository: Path) -> dict[str, Any]:
+    return tomllib.loads((repository / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def lock(repository: Path) -> list[str]:
+    return (repository / "requirements.lock").read_text().splitlines()
+
+
+def test_the_lock_names_no_address(lock: list[str]) -> None:
+    assert [line for line in lock if "://" in line or " @ " in line or line.startswith("-")] == []
+
+
+def test_every_line_of_the_lock_is_a_pin_or_a_hash_or_a_comment(lock: list[str]) -> None:
+    known = re.compile(r"^ {4}--hash=sha256:[0-9a-f]{64}( \\)?$|^ {4}#")
+    assert [line for line in lock if not PIN.match(line) and not known.match(line)] == []
+
+
+def test_every_requirement_in_the_lock_has_a_hash(lock: list[str]) -> None:
+    pins = [number for number, line in enumerate(lock) if PIN.match(line)]
+    assert len(pins) > 50
+    assert [lock[number] for number in pins if not lock[number + 1].startswith("    --hash=sha256:")] == []
+
+
+def test_the_lock_holds_a_version_that_satisfies_each_declared_requirement(project: dict[str, Any], lock: list[str]) -> None:
+    locked: dict[str, list[str]] = {}
+    for match in filter(None, map(PIN.match, lock)):
+        locked.setdefault(canonicalize_name(match["name"]), []).append(match["version"])
+    declared = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"], *project["build-system"]["requires"]]
+    unmet = []
+    for requirement in map(Requirement, declared):
+        versions = locked.get(canonicalize_name(requirement.name), [])
+        if not versions or not all(version in requirement.specifier for version in versions):
+            unmet.append(f"{requirement}: {versions}")
+    assert unmet == []
+
+
+def test_the_version_is_the_same_wherever_it_is_written(project: dict[str, Any]) -> None:
+    assert samewise.__version__ == project["project"]["version"] == importlib.metadata.version("samewise")
+
+
+def test_the_licence_is_the_full_text_of_apache_2(repository: Path, project: dict[str, Any]) -> None:
+    digest = hashlib.sha256((repository / "LICENSE").read_bytes()).hexdigest()
+    assert digest == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    assert project["project"]["license"] == "Apache-2.0"
+
+
+def test_no_package_can_shadow_a_package_called_datasets(repository: Path) -> None:
+    found = [repository / "datasets" / "__init__.py", *(repository / "tests").rglob("__init__.py")]
+    assert [path for path in found if path.exists()] == []
+
+
+def test_the_links_of_the_editable_package_lead_to_the_four_folders(repository: Path) -> None:
+    links = {path.name: path.resolve() for path in (repository / ".package" / "samewise").iterdir() if path.is_symlink()}
+    assert links == {name: repository / name for name in ("configs", "recipes", "runner", "datasets")}

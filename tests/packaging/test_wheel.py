@@ -1,0 +1,36 @@
+"""The wheel holds all of samewise and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("configs", "recipes", "runner", "datasets")
+
+
+@pytest.fixture(scope="module")
+def names(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder), str(repository)]
+    subprocess.run(command, check=True, timeout=60)
+    (wheel,) = folder.glob("samewise-*.whl")
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_every_python_and_yaml_file_of_the_four_folders_is_in_the_wheel_once(repository: Path, names: set[str]) -> None:
+    files = [path for folder in FOLDERS for ending in ("py", "yaml") for path in (repository / folder).rglob(f"*.{ending}")]
+    expected = {f"samewise/{path.relative_to(repository)}" for path in files}
+    packaged = {name for name in names if name.startswith("samewise/")}
+    assert packaged == expected | {"samewise/__init__.py", "samewise/__main__.py"}
+
+
+def test_nothing_is_installed_beside_the_package_but_its_metadata(names: set[str]) -> None:
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"samewise"}
+
+
+def test_the_licence_and_the_command_are_in_the_metadata(names: set[str]) -> None:
+    assert {"licenses/LICENSE", "entry_points.txt"} <= {name.split(".dist-info/")[1] for name in names if ".dist-info/" in name}

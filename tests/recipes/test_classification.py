@@ -1,0 +1,240 @@
+"""The classification recipe against what it says, computed independently."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from samewise.recipes.classification import Classification
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.interfaces import Phase
+
+
+class Fixed(nn.Module):
+    """Gives the logits that it was made with, whatever the images."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.logits[: len(image)]
+
+
+def drawn(samples: int = 40, classes: int = 10, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(samples, classes, generator=generator) * 3
+    return torch.rand(samples, 3, 12, 12, generator=generator), torch.randint(classes, (samples,), generator=generator), logits
+
+
+def naive_loss(logits: Tensor, target: Tensor, smoothing: float) -> float:
+    """The sum over samples of -sum_k t_k log p_k, in Python floats."""
+    total = 0.0
+    for row, wanted in zip(logits.double().tolist(), target.double().tolist(), strict=True):
+        biggest = max(row)
+        normaliser = biggest + math.log(sum(math.exp(value - biggest) for value in row))
+        for value, share in zip(row, wanted, strict=True):
+            total -= (share * (1 - smoothing) + smoothing / len(row)) * (value - normaliser)
+    return total
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_the_sum_of_the_cross_entropy_with_label_smoothing(smoothing: float):
+    images, labels, logits = drawn()
+    loss = Classification(label_smoothing=smoothing).loss(Fixed(logits), {"image": images, "label": labels}, Phase())
+    assert loss.count == 40
+    assert float(loss.total) == pytest.approx(naive_loss(logits, nn.functional.one_hot(labels, 10), smoothing), rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_takes_soft_targets(smoothing: float):
+    images, _, logits = drawn()
+    soft = torch.rand(40, 10, generator=torch.Generator().manual_seed(5))
+    soft /= soft.sum(1, keepdim=True)
+    loss = Classification(num_classes=10, label_smoothing=smoothing).loss(Fixed(logits), {"image": images, "label": soft}, Phase())
+    assert float(loss.total) == pytest.approx(naive_loss(logits, soft, smoothing), rel=1e-5)
+
+
+def test_the_loss_is_differentiable_and_its_gradient_is_probability_minus_target():
+    images, labels, logits = drawn()
+    logits.requires_grad_()
+    Classification().loss(Fixed(logits), {"image": images, "label": labels}, Phase()).total.backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, logits.detach().softmax(1) - nn.functional.one_hot(labels, 10))
+
+
+def test_the_loss_is_float32_under_autocast():
+    images, labels, _ = drawn()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 12, 10))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(images).dtype == torch.bfloat16
+        loss = Classification().loss(model, {"image": images, "label": labels}, Phase())
+        measured = Classification().measure(model, {"image": images, "label": labels})
+    assert loss.total.dtype == torch.float32
+    assert measured.loss.dtype == measured.confidence.dtype == torch.float32
+
+
+def scored(logits: Tensor, labels: Tensor, images: Tensor, batch: int, **options: object):
+    recipe = Classification(**options)
+    scores = recipe.scores(None)
+    for start in range(0, len(labels), batch):
+        part = slice(start, start + batch)
+        with torch.no_grad():
+            scores.add(recipe.measure(Fixed(logits[part]), {"image": images[part], "label": labels[part]}))
+    return scores
+
+
+def test_accuracies_and_confusion_matrix_agree_with_counting_by_hand():
+    images, labels, logits = drawn(60)
+    scores = scored(logits, labels, images, batch=16)
+    table = np.zeros((10, 10), dtype=int)
+    top5 = 0
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        best = sorted(range(10), key=lambda k: -row[k])
+        table[label, best[0]] += 1
+        top5 += label in best[:5]
+    assert scores.confusion.tolist() == table.tolist()
+    told = scores.compute()
+    assert told == {
+        "loss": pytest.approx(naive_loss(logits, nn.functional.one_hot(labels, 10), 0.0) / 60, rel=1e-6),
+        "accuracy": np.trace(table) / 60,
+        "accuracy_top5": top5 / 60,
+    }
+    assert scores.class_accuracy() == {str(k): table[k, k] / table[k].sum() for k in range(10) if table[k].sum()}
+
+
+def test_the_loss_that_is_reported_has_no_label_smoothing():
+    images, labels, logits = drawn()
+    assert scored(logits, labels, images, 8, label_smoothing=0.3).compute() == scored(logits, labels, images, 8).compute()
+
+
+def test_scores_do_not_depend_on_how_the_split_was_cut_into_batches():
+    images, labels, logits = drawn(50)
+    whole = scored(logits, labels, images, batch=50)
+    for batch in (1, 7, 16):
+        parts = scored(logits, labels, images, batch)
+        assert parts.compute() == whole.compute()
+        assert torch.equal(parts.confusion, whole.confusion)
+
+
+def test_top_5_is_left_out_where_there_are_no_more_than_five_classes():
+    images, labels, logits = drawn(20, classes=5)
+    assert set(scored(logits, labels, images, 8).compute()) == {"loss", "accuracy"}
+
+
+def test_equal_logits_are_ranked_by_class_number_and_top_1_agrees_with_the_prediction():
+    logits = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0], [5.0, 5.0, 5.0]])
+    measured = Classification().measure(Fixed(logits), {"image": torch.zeros(3, 1, 4, 4), "label": torch.tensor([1, 1, 2])})
+    assert measured.rank.tolist() == [1, 0, 2]
+    assert ((measured.rank == 0) == (measured.prediction == measured.label)).all()
+
+
+def test_a_model_that_gives_no_numbers_is_never_right():
+    images, labels, logits = drawn()
+    told = scored(torch.full_like(logits, math.nan), labels, images, 8).compute()
+    assert told["accuracy_top5"] == 0
+    assert math.isnan(told["loss"])
+
+
+def test_an_empty_split_is_an_error():
+    with pytest.raises(DataError, match="empty"):
+        Classification().scores(None).compute()
+
+
+def test_measured_is_on_the_cpu_and_keeps_only_a_few_small_thumbnails():
+    recipe = Classification()
+    images, labels, logits = torch.rand(32, 3, 300, 200), torch.zeros(32, dtype=torch.long), torch.randn(32, 7)
+    measured = recipe.measure(Fixed(logits), {"image": images, "label": labels})
+    assert measured.thumbnails.dtype == torch.uint8
+    assert measured.thumbnails.shape[0] == len(measured.shown) <= 8
+    assert max(measured.thumbnails.shape[-2:]) <= 96
+    assert not any(value.is_cuda for value in vars(measured).values() if isinstance(value, Tensor))
+
+
+# Collating
+
+
+def test_pairs_of_pil_images_and_integers_become_one_batch_as_torchvision_data_sets_give_them():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
+    batch = Classification(num_classes=3).collate([(Image.fromarray(image), number % 3) for number, image in enumerate(pixels)])
+    assert batch["image"].dtype == torch.uint8
+    assert torch.equal(batch["image"], torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    assert batch["label"].dtype == torch.int64
+    assert batch["label"].tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 3), ("CMYK", 3), ("1", 1)])
+def test_every_usual_mode_of_pil_becomes_one_or_three_channels(mode: str, channels: int):
+    batch = Classification().collate([(Image.new(mode, (5, 4)), 0)] * 2)
+    assert batch["image"].shape == (2, channels, 4, 5)
+    assert batch["image"].dtype == torch.uint8
+
+
+def test_dict_samples_keep_their_other_keys():
+    samples = [{"image": torch.rand(1, 4, 4), "label": np.int64(number), "index": number, "name": f"file {number}"} for number in range(3)]
+    batch = Classification().collate(samples)
+    assert next(iter(batch)) == "image"
+    assert torch.equal(batch["image"], torch.stack([sample["image"] for sample in samples]))
+    assert batch["index"].tolist() == [0, 1, 2]
+    assert batch["name"] == ["file 0", "file 1", "file 2"]
+
+
+def test_arrays_and_images_without_a_channel_are_taken():
+    assert Classification().collate([(np.zeros((4, 5), np.uint8), 0)])["image"].shape == (1, 1, 4, 5)
+    assert Classification().collate([(np.zeros((4, 5, 3), np.uint8), 0)])["image"].shape == (1, 3, 4, 5)
+    assert Classification().collate([(torch.zeros(4, 5), 0)])["image"].shape == (1, 1, 4, 5)
+
+
+def test_soft_labels_are_collated_as_rows():
+    batch = Classification().collate([(torch.zeros(1, 2, 2), [0.5, 0.5]), (torch.zeros(1, 2, 2), [1.0, 0.0])])
+    assert batch["label"].tolist() == [[0.5, 0.5], [1.0, 0.0]]
+
+
+def test_images_of_different_size_are_an_error_that_names_the_sizes_and_the_remedy():
+    with pytest.raises(DataError) as caught:
+        Classification().collate([(torch.zeros(3, 32, 32), 0), (torch.zeros(3, 40, 32), 1), (torch.zeros(3, 32, 32), 1)])
+    assert "3x32x32, 3x40x32" in str(caught.value)
+    assert "transforms=imagenet" in str(caught.value)
+
+
+@pytest.mark.parametrize("label", [10, -1])
+def test_a_label_out_of_range_is_named_when_it_is_loaded(label: int):
+    samples = [(torch.zeros(1, 2, 2), value) for value in (0, 9, label)]
+    with pytest.raises(DataError) as caught:
+        Classification(num_classes=10).collate(samples)
+    assert "position 2" in str(caught.value)
+    assert str(label) in str(caught.value)
+    assert "0 to 9" in str(caught.value)
+
+
+def test_without_num_classes_the_first_batch_is_checked_against_the_outputs_of_the_model():
+    batch = {"image": torch.zeros(2, 1, 2, 2), "label": torch.tensor([3, 12])}
+    with pytest.raises(DataError, match=r"position 1(.|\n)*10 outputs(.|\n)*12"):
+        Classification().loss(Fixed(torch.zeros(2, 10)), batch, Phase())
+
+
+def test_a_model_with_another_number_of_outputs_or_of_another_form_is_an_error():
+    batch = {"image": torch.zeros(2, 1, 2, 2), "label": torch.tensor([0, 1])}
+    with pytest.raises(ConfigError, match="7 outputs"):
+        Classification(num_classes=10).loss(Fixed(torch.zeros(2, 7)), batch, Phase())
+    with pytest.raises(ConfigError, match=r"\[2, 7, 3, 3\]"):
+        Classification().loss(Fixed(torch.zeros(2, 7, 3, 3)), batch, Phase())
+
+
+@pytest.mark.parametrize(
+    "sample", [{"picture": 1, "label": 2}, (1, 2, 3), "text", (torch.zeros(2, 3, 4, 5, 6), 0), (object(), 0), (torch.zeros(1, 2, 2), "cat")]
+)
+def test_a_sample_of_another_form_is_an_error_for_a_person(sample: object):
+    with pytest.raises(DataError, match="dataset: "):
+        Classification().collate([sample])
+
+
+@pytest.mark.parametrize("options", [{"label_smoothing": 1.5}, {"top_k": [0]}])
+def test_impossible_settings_are_errors(options: dict):
+    with pytest.raises(ConfigError):
+        Classification(**options)

@@ -1,0 +1,91 @@
+"""The pictures of a classification: real PNG files that show what they should."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import Subset
+
+from samewise.recipes.classification import Classification, ClassificationScores
+from samewise.recipes.pictures import thumbnails
+
+
+class Constant(nn.Module):
+    """The same logits for every image: class 0, surely."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(len(image), self.classes)
+        logits[:, 0] = 4 + image.mean(dim=(1, 2, 3))
+        return logits
+
+
+def scores_of(classes: int, names: list[str], *, channels: int = 3) -> ClassificationScores:
+    recipe = Classification()
+    scores = recipe.scores(Subset(SimpleNamespace(classes=names), [0]))
+    generator = torch.Generator().manual_seed(0)
+    for start in range(0, 3 * classes, 16):
+        labels = torch.arange(start, min(start + 16, 3 * classes)) % classes
+        scores.add(recipe.measure(Constant(classes), {"image": torch.randn(len(labels), channels, 16, 16, generator=generator), "label": labels}))
+    return scores
+
+
+@pytest.mark.parametrize(("classes", "channels"), [(2, 1), (10, 3), (100, 3), (300, 1)])
+def test_pictures_are_png_files_of_a_size_that_can_be_looked_at(tmp_path: Path, classes: int, channels: int):
+    scores_of(classes, [f"kind number {k}" for k in range(classes)], channels=channels).save_pictures(tmp_path)
+    for name in ("confusion_matrix.png", "predictions.png"):
+        with Image.open(tmp_path / name) as picture:
+            picture.load()
+            assert picture.format == "PNG"
+            assert 300 <= picture.width <= 2000
+            assert 250 <= picture.height <= 2000
+            assert len(np.unique(np.asarray(picture))) > 20  # something is drawn
+            assert (tmp_path / name).stat().st_size < 600_000
+
+
+def test_the_table_of_classes_names_what_each_was_taken_for(tmp_path: Path):
+    scores_of(3, ["ant", "bee", "cow"]).save_pictures(tmp_path)
+    rows = list(csv.reader((tmp_path / "class_accuracy.csv").open()))
+    assert rows[1:] == [["ant", "3", "3", "1.0000", "", "0"], ["bee", "3", "0", "0.0000", "ant", "3"], ["cow", "3", "0", "0.0000", "ant", "3"]]
+
+
+def test_class_names_are_found_through_a_subset_and_numbers_stand_in_where_they_do_not_fit():
+    assert scores_of(3, ["ant", "bee", "cow"]).names() == ["ant", "bee", "cow"]
+    assert scores_of(3, ["ant", "bee"]).names() == ["0", "1", "2"]
+
+
+def test_the_same_scores_draw_the_same_bytes(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        scores_of(4, list("abcd")).save_pictures(tmp_path / name)
+    for name in ("confusion_matrix.png", "predictions.png", "class_accuracy.csv"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_an_empty_accumulator_draws_nothing(tmp_path: Path):
+    Classification().scores(None).save_pictures(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_thumbnails_are_stretched_to_the_whole_range_and_flat_images_are_no_error():
+    made = thumbnails(torch.stack([torch.linspace(-3, 2, 3 * 8 * 8).view(3, 8, 8), torch.full((3, 8, 8), 7.0)]))
+    assert made[0].min() == 0
+    assert made[0].max() == 255
+    assert made[1].unique().tolist() == [0]
+
+
+def test_the_recipe_does_not_import_matplotlib_before_it_draws():
+    code = "import sys, samewise.recipes.classification; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode == 0

@@ -1,0 +1,228 @@
+"""The detection recipe against the reference formulas and torchvision's own values, computed independently."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import retinanet_resnet50_fpn
+from torchvision.ops import box_iou
+
+from samewise.datasets.digits_on_canvas import DigitsOnCanvas
+from samewise.recipes.detection import Detection
+from samewise.recipes.models.retinanet import RetinaNet, retinanet
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.interfaces import Batch, Phase
+
+
+def small(version: int = 1, **options: object) -> RetinaNet:
+    torch.manual_seed(0)
+    made = retinanet(
+        backbone="resnet18", version=version, num_classes=11, norm="batch", extra_levels=False, channels=32, head_convs=1, head_norm="none",
+        anchor_sizes=[[16, 24], [32, 40], [56, 64]], min_size=64, max_size=80, **options,
+    )  # fmt: skip
+    with torch.no_grad():  # away from the scores of .01 that all begin with: losses and detections differ from anchor to anchor
+        for parameter in made.head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return made
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    data = DigitsOnCanvas(split="train", length=4, height=64, width=80, largest=32, digits=3)
+    return Detection(num_classes=11).collate([data[index] for index in range(4)])
+
+
+def targets(batch: Batch) -> list[dict[str, Tensor]]:
+    return [{"boxes": boxes, "labels": labels} for boxes, labels in zip(batch["boxes"], batch["labels"], strict=True)]
+
+
+def by_the_paper(model: RetinaNet, batch: Batch) -> tuple[float, float]:
+    """The focal and the L1 loss of arXiv 1708.02002, summed over images: loops over anchors, in Python floats."""
+    images = [image.float() / 255 for image in batch["image"]]
+    moved, aims = model.transform(images, targets(batch))
+    features = list(model.backbone(moved.tensors).values())
+    outputs, anchors = model.head(features), model.anchor_generator(moved, features)
+    focal, boxes = 0.0, 0.0
+    for place, aim in enumerate(aims):
+        overlaps = box_iou(aim["boxes"], anchors[place])
+        best, which = overlaps.max(0)
+        rescued = (overlaps == overlaps.max(1, keepdim=True).values).any(0)
+        foreground = (best >= 0.5) | rescued
+        ignored = (best >= 0.4) & ~foreground
+        of_image, of_boxes = 0.0, 0.0
+        logits, offsets = outputs["cls_logits"][place].double(), outputs["bbox_regression"][place].double()
+        wanted = torch.zeros_like(logits)
+        for anchor in foreground.nonzero().flatten().tolist():
+            object_ = int(which[anchor])
+            wanted[anchor, aim["labels"][object_]] = 1
+            (ax1, ay1, ax2, ay2), (x1, y1, x2, y2) = anchors[place][anchor].tolist(), aim["boxes"][object_].tolist()
+            aw, ah, w, h = ax2 - ax1, ay2 - ay1, x2 - x1, y2 - y1
+            encoded = (((x1 + x2) - (ax1 + ax2)) / 2 / aw, ((y1 + y2) - (ay1 + ay2)) / 2 / ah, math.log(w / aw), math.log(h / ah))
+            of_boxes += sum(abs(a - b) for a, b in zip(offsets[anchor].tolist(), encoded, strict=True))
+        for anchor in (~ignored).nonzero().flatten().tolist():
+            for logit, yes in zip(logits[anchor].tolist(), wanted[anchor].tolist(), strict=True):
+                p = 1 / (1 + math.exp(-logit))
+                of_image -= 0.25 * (1 - p) ** 2 * math.log(p) if yes else 0.75 * p**2 * math.log(1 - p)
+        focal += of_image / max(1, int(foreground.sum()))
+        boxes += of_boxes / max(1, int(foreground.sum()))
+    return focal, boxes
+
+
+def test_the_loss_is_the_papers(batch: Batch):
+    model = small().train()
+    loss = Detection().loss(model, batch, Phase())
+    with torch.no_grad():
+        focal, boxes = by_the_paper(small().train(), batch)
+    assert loss.count == 4
+    assert float(loss.parts["classification"]) == pytest.approx(focal, rel=1e-4)
+    assert float(loss.parts["boxes"]) == pytest.approx(boxes, rel=1e-4)
+    assert float(loss.total.detach()) == pytest.approx(focal + boxes, rel=1e-4)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_loss_is_torchvisions_and_carries_gradients(batch: Batch, version: int):
+    model, images = small(version).train(), [image.float() / 255 for image in batch["image"]]
+    theirs = super(RetinaNet, model).forward(images, targets(batch))
+    loss = Detection().loss(small(version).train(), batch, Phase())
+    assert float(loss.total.detach()) / 4 == pytest.approx(sum(float(part) for part in theirs.values()), rel=1e-6)
+    loss.total.backward()
+
+
+def test_a_batch_cut_into_micro_batches_has_the_same_loss_and_gradient(batch: Batch):
+    """With frozen statistics, so that images do not see each other."""
+    whole, parts = (small().train() for _ in range(2))
+    for model in (whole, parts):
+        model.backbone.eval()
+    recipe = Detection()
+    one = recipe.loss(whole, batch, Phase())
+    (one.total / one.count).backward()
+    losses = [recipe.loss(parts, {name: value[piece] for name, value in batch.items()}, Phase()) for piece in (slice(0, 1), slice(1, 4))]
+    for loss in losses:
+        (loss.total / 4).backward()
+    assert sum(loss.count for loss in losses) == one.count
+    assert sum(float(loss.total.detach()) for loss in losses) == pytest.approx(float(one.total.detach()), rel=1e-5)
+    for ours, theirs in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_one_pass_gives_torchvisions_losses_and_detections(batch: Batch):
+    model, images = small().eval(), [image.float() / 255 for image in batch["image"]]
+    with torch.no_grad():
+        losses, found = model.losses_and_detections(images, targets(batch))
+        expected = model(images)
+        moved, aims = model.transform(images, targets(batch))
+        features = list(model.backbone(moved.tensors).values())
+        wanted = model.compute_loss(aims, model.head(features), model.anchor_generator(moved, features))
+    assert losses == wanted
+    for ours, theirs in zip(found, expected, strict=True):
+        assert len(ours["boxes"])
+        assert all(torch.equal(ours[name], theirs[name]) for name in ("boxes", "scores", "labels"))
+
+
+def test_scores_do_not_depend_on_how_the_split_was_cut_into_batches(batch: Batch):
+    recipe, model, told = Detection(num_classes=11), small().eval(), []
+    for size in (1, 2, 4):
+        scores = recipe.scores(None)
+        for start in range(0, 4, size):
+            with torch.no_grad():
+                scores.add(recipe.measure(model, {name: value[start : start + size] for name, value in batch.items()}))
+        told.append(scores.compute())
+    assert {"loss", "loss_classification", "loss_boxes", "map", "map_50", "map_75"} <= told[0].keys()
+    for other in told[1:]:
+        assert other == {name: pytest.approx(value, rel=1e-5, abs=1e-6) for name, value in told[0].items()}
+
+
+def test_another_detector_of_torchvision_is_trained_and_measured(batch: Batch):
+    from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
+
+    torch.manual_seed(0)
+    model = fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=11, min_size=64, max_size=80)
+    recipe = Detection(num_classes=11)
+    loss = recipe.loss(model.train(), batch, Phase())
+    assert set(loss.parts) == {"classification", "boxes", "objectness", "rpn_box_reg"}
+    assert float(loss.total.detach()) == pytest.approx(sum(float(part) for part in loss.parts.values()), rel=1e-5)
+    scores = recipe.scores(None)
+    with torch.no_grad():
+        scores.add(recipe.measure(model.eval(), batch))
+    assert set(scores.compute()) >= {"map", "map_50"}
+
+
+def test_images_of_one_size_become_a_tensor_and_others_a_list():
+    data = DigitsOnCanvas(split="train", length=30, height=64, width=80, largest=32, turned=True)
+    shapes = [tuple(data[index]["image"].shape) for index in range(30)]
+    alike = [index for index in range(30) if shapes[index] == shapes[0]]
+    recipe = Detection()
+    assert isinstance(recipe.collate([data[index] for index in alike])["image"], Tensor)
+    made = recipe.collate([data[index] for index in range(30)])
+    assert [tuple(image.shape) for image in made["image"]] == shapes
+    assert len(set(shapes)) == 2
+    assert all(type(value) is Tensor for name in ("image", "boxes", "labels") for value in made[name])
+
+
+def changed(**values: object) -> dict[str, object]:
+    return {**DigitsOnCanvas(split="train", length=1)[0], "image_id": 7, **values}
+
+
+@pytest.mark.parametrize("box", [[20, 10, 10, 20], [-3, 0, 5, 5], [0, 0, 500, 5], [0, 0, float("nan"), 5]])
+def test_an_impossible_box_is_told_with_its_image(box: list[float]):
+    with pytest.raises(DataError, match="image 7 of 128 x 96 pixels has an impossible box"):
+        Detection().collate([changed(boxes=torch.tensor([box]), labels=torch.tensor([1]))])
+
+
+@pytest.mark.parametrize("label", [0, 11, -1])
+def test_a_label_out_of_range_is_told_with_its_image(label: int):
+    with pytest.raises(DataError, match=r"image 7 has a label out of range(.|\n)*1 to 10"):
+        Detection(num_classes=11).collate([changed(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([label]))])
+
+
+def test_a_sample_without_boxes_of_its_own_form_is_told():
+    with pytest.raises(DataError, match="not an image with boxes"):
+        Detection().collate([(torch.zeros(3, 4, 4), 1)])
+    with pytest.raises(DataError, match="boxes \\[1, 4\\] and labels \\[2\\]"):
+        Detection().collate([changed(boxes=torch.tensor([[0.0, 0, 5, 5]]), labels=torch.tensor([1, 2]))])
+
+
+def test_boxes_that_a_crop_left_without_area_are_taken_out():
+    made = Detection().collate([changed(boxes=torch.tensor([[0.0, 0, 5, 5], [5, 5, 5, 9]]), labels=torch.tensor([1, 2]))])
+    assert made["boxes"][0].tolist() == [[0, 0, 5, 5]]
+    assert made["labels"][0].tolist() == [1]
+
+
+def test_an_image_without_boxes_is_all_background(batch: Batch):
+    empty = {**{name: value[:1] for name, value in batch.items()}, "boxes": [torch.zeros(0, 4)], "labels": [torch.zeros(0, dtype=torch.int64)]}
+    loss = Detection().loss(small().train(), empty, Phase())
+    assert float(loss.parts["boxes"]) == 0
+    assert float(loss.parts["classification"]) > 0
+
+
+def test_a_model_that_is_no_detector_is_told(batch: Batch):
+    class Classifier(nn.Module):
+        def forward(self, images: list[Tensor], targets: object) -> Tensor:
+            return torch.zeros(4, 10)
+
+    with pytest.raises(ConfigError, match="no dict of losses"):
+        Detection().loss(Classifier(), batch, Phase())
+
+
+def test_pictures_are_written(batch: Batch, tmp_path):
+    recipe, model = Detection(num_classes=11), small().eval()
+    scores = recipe.scores(DigitsOnCanvas(split="valid", length=1))
+    with torch.no_grad():
+        scores.add(recipe.measure(model, batch))
+    scores.save_pictures(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"detections.png", "precision_recall.png", "class_precision.csv"}
+    assert (tmp_path / "class_precision.csv").read_text().startswith("label,class,boxes,ap,ap_50\n")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
+def test_torchvisions_published_model_and_ours_give_the_same_losses_from_the_same_weights(batch: Batch):
+    torch.manual_seed(0)
+    theirs = retinanet_resnet50_fpn(weights=None, weights_backbone=None, num_classes=11, min_size=64, max_size=80).train()
+    ours = retinanet(num_classes=11, norm="batch", trainable_layers=5, min_size=64, max_size=80).train()
+    ours.load_state_dict(theirs.state_dict())
+    wanted = theirs([image.float() / 255 for image in batch["image"]], targets(batch))
+    loss = Detection().loss(ours, batch, Phase())
+    assert float(loss.total.detach()) / 4 == pytest.approx(sum(float(part) for part in wanted.values()), rel=1e-6)

@@ -1,0 +1,95 @@
+"""The ResNets for small images, against the paper and against torchvision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from samewise.recipes.models.resnet import PaddedShortcut, resnet18_small, resnet34_small, resnet_cifar, small_image_stem
+from samewise.runner.errors import ConfigError
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("depth", "count", "millions"), [(20, 269722, 0.27), (32, 464154, 0.46), (44, 658586, 0.66), (56, 853018, 0.85), (110, 1727962, 1.7)])
+def test_the_cifar_networks_have_the_papers_parameters_and_layers(depth: int, count: int, millions: float):
+    model = resnet_cifar(depth=depth)
+    assert parameters(model) == count
+    assert round(count / 1e6, 1 if depth == 110 else 2) == millions
+    assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in model.modules()) == depth
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("resnet18", 11689512),
+        ("resnet34", 21797672),
+        ("resnet50", 25557032),
+        ("resnet101", 44549160),
+        ("resnet152", 60192808),
+        ("resnext50_32x4d", 25028904),
+        ("resnext101_32x8d", 88791336),
+        ("resnext101_64x4d", 83455272),
+        ("wide_resnet50_2", 68883240),
+        ("wide_resnet101_2", 126886696),
+    ],
+)
+def test_torchvisions_networks_have_the_parameters_that_the_configs_tell_of(name: str, count: int):
+    with torch.device("meta"):
+        assert parameters(getattr(torchvision.models, name)(weights=None)) == count
+
+
+def test_the_stages_halve_the_image_and_double_the_channels():
+    model = resnet_cifar(depth=8, width=4, num_classes=7, in_channels=1)
+    sizes: list[tuple[int, ...]] = []
+    for name in ("layer1", "layer2", "layer3"):
+        model.get_submodule(name).register_forward_hook(lambda _module, _inputs, output: sizes.append(tuple(output.shape)))
+    assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 7)
+    assert sizes == [(2, 4, 16, 16), (2, 8, 8, 8), (2, 16, 4, 4)]
+
+
+def test_option_b_adds_only_the_convolutions_of_the_shortcuts():
+    added = parameters(resnet_cifar(shortcut="B")) - parameters(resnet_cifar(shortcut="A"))
+    assert added == (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64)
+
+
+def test_the_padded_shortcut_subsamples_and_adds_zeros_on_either_side():
+    features = torch.randn(2, 3, 5, 4)
+    output = PaddedShortcut(3, 6, stride=2)(features)
+    assert output.shape == (2, 6, 3, 2)
+    assert torch.equal(output[:, 1:4], features[:, :, ::2, ::2])
+    assert not output[:, 0].any()
+    assert not output[:, 4:].any()
+
+
+def test_a_depth_that_the_paper_does_not_know_is_refused():
+    with pytest.raises(ConfigError, match="6 n \\+ 2"):
+        resnet_cifar(depth=18)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(resnet18_small, torchvision.models.resnet18), (resnet34_small, torchvision.models.resnet34)])
+def test_but_for_the_stem_it_is_torchvisions_network(ours, theirs):
+    small, big = ours(num_classes=10), small_image_stem(theirs(weights=None, num_classes=10))
+    small.load_state_dict(big.state_dict())
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(small.eval()(images), big.eval()(images))
+
+
+def test_convolutions_start_with_the_deviation_of_kaiming_by_outputs():
+
+    torch.manual_seed(0)
+    ours = resnet18_small(width=64, num_classes=10)
+    for module in ours.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+            assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
+
+
+def test_a_stem_for_small_images_takes_grey_ones_and_keeps_every_pixel():
+    model = small_image_stem(torchvision.models.resnet50(weights=None, num_classes=10), in_channels=1)
+    assert model.maxpool(model.conv1(torch.zeros(1, 1, 8, 8))).shape == (1, 64, 8, 8)
+    assert model.eval()(torch.zeros(1, 1, 8, 8)).shape == (1, 10)

@@ -1,0 +1,105 @@
+"""RetinaNet against the published facts, and its choices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights, RetinaNet_ResNet50_FPN_Weights, retinanet_resnet50_fpn_v2
+from torchvision.ops.misc import FrozenBatchNorm2d
+
+from samewise.recipes.models.retinanet import retinanet
+from samewise.runner.errors import ConfigError
+
+IMAGES = [torch.rand(3, 64, 80, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+TARGETS = [{"boxes": torch.tensor([[10.0, 10, 40, 50]]), "labels": torch.tensor([1])} for _ in range(2)]
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_version_1_has_the_published_number_of_parameters():
+    assert parameters(retinanet(norm="frozen_batch", trainable_layers=3)) == 34_014_999 == RetinaNet_ResNet50_FPN_Weights.COCO_V1.meta["num_params"]
+
+
+def test_version_2_has_the_published_number_of_parameters_and_torchvisions_names():
+    ours = retinanet(version=2, norm="batch", trainable_layers=3)
+    assert parameters(ours) == 38_198_935 == RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1.meta["num_params"]
+    theirs = retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None).state_dict()
+    assert {name: value.shape for name, value in ours.state_dict().items()} == {name: value.shape for name, value in theirs.items()}
+    assert ours.head.regression_head._loss_type == "giou"
+
+
+def test_the_published_inference_settings_are_the_defaults():
+    made = retinanet(backbone="resnet18")
+    assert (made.score_thresh, made.nms_thresh, made.topk_candidates, made.detections_per_img) == (0.05, 0.5, 1000, 300)
+    assert made.transform.min_size == (800,)
+    assert made.transform.max_size == 1333
+    assert made.anchor_generator.sizes[0] == (32, 40, 50)
+    assert made.anchor_generator.sizes[-1] == (512, 645, 812)
+
+
+@pytest.mark.parametrize(
+    ("layers", "trained"), [(0, set()), (3, {"layer2", "layer3", "layer4"}), (5, {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4"})]
+)
+def test_trainable_layers_are_counted_from_the_last(layers: int, trained: set[str]):
+    body = retinanet(backbone="resnet18", norm="batch", trainable_layers=layers).backbone.body
+    assert {name.partition(".")[0] for name, parameter in body.named_parameters() if parameter.requires_grad} == trained
+
+
+def test_a_frozen_backbone_without_pretrained_weights_is_refused_in_the_first_step():
+    model = retinanet(backbone="resnet18", norm="frozen_batch", trainable_layers=3, min_size=64, max_size=80).train()
+    with pytest.raises(ConfigError, match=r"no pretrained weights(.|\n)*model\.norm=batch model\.trainable_layers=5"):
+        model(IMAGES, TARGETS)
+    model = retinanet(backbone="resnet18", norm="batch", trainable_layers=3, min_size=64, max_size=80).train()
+    with pytest.raises(ConfigError, match="no pretrained weights"):
+        model(IMAGES, TARGETS)
+
+
+def test_a_frozen_backbone_with_weights_of_a_classifier_trains_and_keeps_its_statistics():
+    torch.manual_seed(0)
+    classifier = resnet18().train()
+    classifier(torch.rand(8, 3, 64, 64))  # its batch norms have seen images
+    model = retinanet(backbone="resnet18", norm="frozen_batch", trainable_layers=3, min_size=64, max_size=80).train()
+    state = {name: value for name, value in classifier.state_dict().items() if not name.startswith("fc.")}
+    model.backbone.body.load_state_dict(state)
+    losses = model(IMAGES, TARGETS)
+    sum(losses.values()).backward()
+    assert torch.equal(model.backbone.body.bn1.running_mean, classifier.bn1.running_mean)
+    assert model.backbone.body.conv1.weight.grad is None
+    assert model.backbone.body.layer4[0].conv1.weight.grad is not None
+    assert any(isinstance(module, FrozenBatchNorm2d) for module in model.modules())
+
+
+@pytest.mark.parametrize("depth", ["resnet18", "resnet34", "resnext50_32x4d"])
+def test_any_resnet_is_a_backbone_of_both_versions(depth: str):
+    for version in (1, 2):
+        model = retinanet(backbone=depth, version=version, num_classes=3, channels=32, min_size=64, max_size=80).train()
+        assert set(model(IMAGES, TARGETS)) == {"classification", "bbox_regression"}
+
+
+def test_group_norm_and_fewer_levels():
+    model = retinanet(backbone="resnet18", norm="group", num_classes=3, channels=32, stages=[2, 3], extra_levels=False, anchor_sizes=[[16], [32]], head_convs=1)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert "layer4" not in dict(model.backbone.body.named_children())
+    assert len(model.head.classification_head.conv) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backbone": "resnet19"}, "resnet18"),
+        ({"backbone": "resnet18", "weights_backbone": "IMAGENET1K_V9"}, r"no such weights of resnet18(.|\n)*IMAGENET1K_V1"),
+        ({"backbone": "resnet18", "weights": "COCO_V1"}, "no such weights of retinanet_resnet18_fpn"),
+        ({"backbone": "resnet18", "norm": "layer"}, "frozen_batch, batch or group"),
+        ({"backbone": "resnet18", "norm": "group", "trainable_layers": 3}, "from scratch"),
+        ({"backbone": "resnet18", "trainable_layers": 6}, "0 to 5"),
+        ({"backbone": "resnet18", "stages": [4, 3]}, "ascending"),
+        ({"backbone": "resnet18", "anchor_sizes": [[16], [32]]}, "5 lists of equal length"),
+    ],
+)
+def test_choices_that_cannot_be_are_told(options: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        retinanet(**options)

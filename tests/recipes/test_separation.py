@@ -1,0 +1,193 @@
+"""Speech separation: its loss against independent formulas, exact evaluation, what is left to listen to, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+
+import pytest
+import soundfile
+import torch
+from torch import nn
+from torchaudio.models import ConvTasNet
+from torchmetrics.functional.audio import permutation_invariant_training, scale_invariant_signal_distortion_ratio, signal_distortion_ratio
+
+from samewise.recipes.separation import Separation, at_natural_loudness
+from samewise.recipes.si_sdr import best_assignment, in_order, pairwise_si_sdr
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.interfaces import Phase
+
+RATE = 8000
+
+
+class Given(nn.Module):
+    """Gives the same estimates whatever it hears, padded or cut to the mixture's length."""
+
+    def __init__(self, estimates: torch.Tensor) -> None:
+        super().__init__()
+        self.estimates = nn.Parameter(estimates)
+
+    def forward(self, mixture):
+        return self.estimates[: len(mixture), :, : mixture.shape[-1]]
+
+
+def signals(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def samples(lengths: list[int], speakers: int = 2) -> list[dict]:
+    made = []
+    for number, length in enumerate(lengths):
+        sources = 0.1 * signals(speakers, length, seed=number) + 0.02
+        made.append({"mixture": sources.sum(0), "sources": sources, "length": length, "name": f"mixture {number}"})
+    return made
+
+
+def naive_si_sdr(estimate: list[float], reference: list[float]) -> float:
+    """Term by term, in Python's floats (arXiv 1811.02508, equation 3)."""
+    estimate = [value - math.fsum(estimate) / len(estimate) for value in estimate]
+    reference = [value - math.fsum(reference) / len(reference) for value in reference]
+    scale = math.fsum(e * r for e, r in zip(estimate, reference, strict=True)) / math.fsum(r * r for r in reference)
+    distortion = math.fsum((e - scale * r) ** 2 for e, r in zip(estimate, reference, strict=True))
+    return 10 * math.log10(scale**2 * math.fsum(r * r for r in reference) / distortion)
+
+
+def test_the_published_network_has_the_published_number_of_parameters():
+    assert sum(p.numel() for p in ConvTasNet().parameters()) == 4_984_881
+
+
+@pytest.mark.parametrize("speakers", [2, 3])
+def test_the_loss_is_minus_the_naive_si_sdr_of_the_best_permutation(speakers):
+    batch = Separation().collate(samples([400, 250, 399], speakers))
+    estimates = batch["sources"].roll(1, dims=1) + 0.05 * signals(3, speakers, 400, seed=9) + 0.3  # permuted, noisy, not centred
+    expected = 0.0
+    for place, length in enumerate(batch["length"].tolist()):
+        of = [[naive_si_sdr(e.tolist(), s.tolist()) for s in batch["sources"][place, :, :length]] for e in estimates[place, :, :length]]
+        means = [sum(of[e][s] for s, e in enumerate(order)) / speakers for order in itertools.permutations(range(speakers))]
+        expected -= max(means)
+    loss = Separation().loss(Given(estimates), batch, Phase())
+    assert loss.count == 3
+    assert loss.total.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_loss_agrees_with_torchmetrics():
+    batch = Separation().collate(samples([800] * 4))
+    estimates = batch["sources"].flip(1) + 0.1 * signals(4, 2, 800, seed=5)
+    best, _ = permutation_invariant_training(estimates, batch["sources"], scale_invariant_signal_distortion_ratio, eval_func="max", zero_mean=True)
+    assert Separation().loss(Given(estimates), batch, Phase()).total.item() == pytest.approx(-best.sum().item(), rel=1e-4)
+
+
+def test_padding_is_no_part_of_the_loss():
+    recipe, rest = Separation(), samples([300, 500])
+    estimates = signals(2, 2, 500, seed=3)
+    whole = recipe.loss(Given(estimates), recipe.collate(rest), Phase()).total
+    alone = sum(recipe.loss(Given(estimates[place : place + 1]), recipe.collate([rest[place]]), Phase()).total for place in range(2))
+    assert whole.item() == pytest.approx(alone.item(), rel=1e-5)
+    model = Given(estimates)
+    recipe.loss(model, recipe.collate(rest), Phase()).total.backward()
+    assert not model.estimates.grad[0, :, 300:].any()
+    assert model.estimates.grad[0, :, :300].any()
+
+
+def test_the_loss_is_smooth_down_to_silence():
+    batch = Separation().collate(samples([200]))
+    for estimates in (torch.zeros(1, 2, 200), batch["sources"].clone()):
+        model = Given(estimates)
+        loss = Separation().loss(model, batch, Phase()).total
+        loss.backward()
+        assert torch.isfinite(loss)
+        assert torch.isfinite(model.estimates.grad).all()
+
+
+def test_estimates_are_put_in_the_order_of_the_speakers():
+    sources = signals(2, 3, 100)
+    shuffled = torch.stack([sources[0, [2, 0, 1]], sources[1, [1, 0, 2]]])
+    assignment = best_assignment(pairwise_si_sdr(shuffled, sources, torch.ones(2, 100, dtype=torch.bool)))
+    assert torch.equal(in_order(shuffled, assignment), sources)
+
+
+def small_network() -> ConvTasNet:
+    torch.manual_seed(0)
+    return ConvTasNet(enc_num_feats=16, msk_num_feats=8, msk_num_hidden_feats=16, msk_num_layers=2, msk_num_stacks=1).eval()
+
+
+@torch.no_grad()
+def measured(model: nn.Module, given: list[dict], batch_size: int, **settings):
+    recipe = Separation(**settings)
+    scores = recipe.scores(None)
+    for start in range(0, len(given), batch_size):
+        scores.add(recipe.measure(model, recipe.collate(given[start : start + batch_size])))
+    return scores
+
+
+def test_evaluation_does_not_depend_on_how_the_split_is_cut_into_batches():
+    model, given = small_network(), samples([900, 1200, 1000, 1200, 1200])
+    one_by_one = measured(model, given, 1).compute()
+    for batch_size in (2, 3, 5):
+        assert measured(model, given, batch_size).compute() == pytest.approx(one_by_one, rel=1e-4)
+
+
+def test_metrics_are_improvements_on_the_mixture():
+    given = samples([2000, 2000])
+    sources = torch.stack([sample["sources"] for sample in given])
+    mixture = sources.sum(1, keepdim=True).expand_as(sources)
+    found = measured(Given(mixture.clone()), given, 2).compute()
+    assert found["si_sdri"] == pytest.approx(0.0, abs=1e-3)
+    assert found["sdri"] == pytest.approx(0.0, abs=1e-3)
+    assert found["loss"] == -found["si_sdr"]
+    better = measured(Given(sources + 0.3 * (mixture - sources)), given, 2).compute()
+    assert better["si_sdri"] > 8
+    expected = (
+        signal_distortion_ratio((sources + 0.3 * (mixture - sources)).double(), sources.double()).mean()
+        - signal_distortion_ratio(mixture.double(), sources.double()).mean()
+    )
+    assert better["sdri"] == pytest.approx(expected.item(), abs=1e-3)
+    assert "sdri" not in measured(Given(sources), given, 2, sdr=False).compute()
+
+
+def test_separated_audio_is_left_to_listen_to(tmp_path):
+    given = samples([1600] * 9)
+    scores = measured(small_network(), given, 3, sdr=False)
+    scores.save_pictures(tmp_path)
+    rows = list(csv.DictReader((tmp_path / "mixtures.csv").read_text().splitlines()))
+    assert [row["mixture"] for row in rows] == [sample["name"] for sample in given]
+    worst = min(range(9), key=lambda place: float(rows[place]["si_sdri"]))
+    for kind in ("mixture", "speaker_1_true", "speaker_2_true", "speaker_1_estimated", "speaker_2_estimated"):
+        waveform, rate = soundfile.read(tmp_path / f"worst_{worst:05d}_{kind}.wav")
+        assert (rate, len(waveform)) == (RATE, 1600)
+    assert soundfile.read(tmp_path / f"worst_{worst:05d}_mixture.wav")[0] == pytest.approx(given[worst]["mixture"].numpy(), abs=1e-3)
+    assert (tmp_path / "spectrograms.png").stat().st_size > 10_000
+    assert len(list(tmp_path.glob("best_*_mixture.wav"))) == 3
+
+
+def test_estimates_are_as_loud_as_they_are_in_the_mixture():
+    sources = signals(2, 5000).double()
+    scales = torch.tensor([[7.0], [-0.01]], dtype=torch.float64)
+    assert torch.allclose(at_natural_loudness(sources.sum(0), scales * sources), sources, rtol=0.02, atol=0.02)
+    assert torch.isfinite(at_natural_loudness(sources.sum(0), torch.zeros(2, 5000, dtype=torch.float64))).all()
+
+
+def test_a_recording_is_separated_into_its_speakers(tmp_path):
+    soundfile.write(tmp_path / "both.wav", 0.1 * signals(2 * RATE).numpy(), 2 * RATE)
+    recipe, model = Separation(), small_network()
+    with torch.no_grad():
+        (separated,) = recipe.predict(model, recipe.collate([recipe.read(tmp_path / "both.wav")]))
+    assert separated.values() == {"speakers": 2, "seconds": 1.0}
+    files = separated.save(tmp_path, "both")
+    assert [file.name for file in files] == ["both_speaker_1.wav", "both_speaker_2.wav", "both_spectrograms.png"]
+    assert all(file.is_file() for file in files)
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    recipe = Separation()
+    with pytest.raises(DataError, match="not a mixture with its sources"):
+        recipe.collate([{"waveform": torch.zeros(5)}])
+    with pytest.raises(DataError, match="sources of mixture 0 do not fit"):
+        recipe.collate([{**samples([50])[0], "mixture": torch.zeros(49)}])
+    with pytest.raises(ConfigError, match="gives 3 signals, but the data set's mixtures have 2 speakers"):
+        recipe.loss(Given(torch.zeros(1, 3, 50)), recipe.collate(samples([50])), Phase())
+    with pytest.raises(ConfigError, match="does not give one signal for each speaker"):
+        recipe.loss(nn.Flatten(), recipe.collate(samples([50])), Phase())
+    with pytest.raises(ConfigError, match=r"recipe.sample_rate"):
+        Separation(sample_rate=0)

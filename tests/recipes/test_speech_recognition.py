@@ -1,0 +1,346 @@
+"""Speech recognition: the published network, the loss against torch's own, decoding, error rates, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import random
+
+import pytest
+import soundfile
+import torch
+import torchaudio
+from torch import nn
+
+from samewise.datasets.generated_speech import GeneratedSpeech
+from samewise.datasets.transforms.speech_features import LogMel
+from samewise.recipes import ctc
+from samewise.recipes.models.wav2letter import Wav2Letter
+from samewise.recipes.speech_recognition import SpeechRecognition
+from samewise.recipes.transcripts import edit_distance
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.interfaces import Phase
+
+LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
+WORDS = ["three", "see all", "a", "it's eleven"]
+
+
+class Told(nn.Module):
+    """Gives what it was told, whatever it hears: scores float32[B, K, N], one frame of them a frame of features."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(scores)
+
+    def forward(self, features: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        return self.scores
+
+    def output_lengths(self, length: torch.Tensor) -> torch.Tensor:
+        return length
+
+
+def heard(frames: list[int], texts: list[str] = WORDS) -> dict:
+    """A batch as the transforms leave it, with so many frames an utterance."""
+    batch = SpeechRecognition(letters=LETTERS).collate([utterance(text, 160 * count) for text, count in zip(texts, frames, strict=True)])
+    return {**batch, "features": torch.zeros(len(texts), 13, max(frames)), "feature_length": torch.tensor(frames)}
+
+
+def utterance(text: str, frames: int = 1600) -> dict:
+    return {"waveform": torch.randn(frames), "length": frames, "transcript": text, "name": f"{text}.wav"}
+
+
+def saying(paths: list[str], frames: int) -> torch.Tensor:
+    """Scores float32[B, 29, frames] whose best path is as written, `*` being the blank; and blanks after that."""
+    scores = torch.zeros(len(paths), 29, frames)
+    for row, path in enumerate(paths):
+        for place in range(frames):
+            label = 0 if place >= len(path) or path[place] == "*" else 1 + LETTERS.index(path[place])
+            scores[row, label, place] = 8.0
+    return scores
+
+
+def test_wav2letter_has_the_published_number_of_weights():
+    published = torchaudio.models.Wav2Letter(num_classes=29, input_type="mfcc", num_features=13)
+    assert sum(weight.numel() for weight in published.parameters()) == 23_282_529
+    ours = Wav2Letter(num_classes=29, num_features=13)
+    assert [weight.shape for weight in ours.parameters()] == [weight.shape for weight in published.parameters()]
+    with torch.no_grad():
+        for mine, theirs in zip(ours.parameters(), published.parameters(), strict=True):
+            mine.copy_(theirs)
+        features = torch.randn(2, 13, 60)
+        scores = published.acoustic_model[:-1](features)  # without the rectifier that torchaudio has after the last layer
+        torch.testing.assert_close(ours(features, torch.tensor([60, 60])), scores.log_softmax(1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("frames", [2, 31, 100, 101])
+def test_the_output_is_half_as_long_and_one_longer(frames):
+    recipe, batch = SpeechRecognition(letters=LETTERS), heard([frames], ["a"])
+    for model in (torchaudio.models.Wav2Letter(29, "mfcc", 13), Wav2Letter(num_classes=29, num_features=13, width=8, top_width=8)):
+        log_probs, lengths = recipe._read(model, batch)
+        assert log_probs.shape[-1] == lengths.item() == frames // 2 + 1
+
+
+def test_the_waveform_network_is_measured_too():
+    recipe, model = SpeechRecognition(letters=LETTERS), torchaudio.models.Wav2Letter(29, "waveform", 1)
+    batch = {"features": torch.randn(1, 1, 8000), "feature_length": torch.tensor([8000])}
+    log_probs, lengths = recipe._read(model, batch)
+    assert log_probs.shape[-1] == lengths.item()
+
+
+@pytest.mark.parametrize("norm", ["none", "layer"])
+def test_the_small_network_gives_an_utterance_the_same_alone_and_in_a_batch(norm):
+    torch.manual_seed(0)
+    model = Wav2Letter(num_classes=5, num_features=4, width=8, top_width=16, norm=norm).eval()
+    lengths = torch.tensor([40, 7, 23])
+    features = torch.where(torch.arange(40) < lengths[:, None, None], torch.randn(3, 4, 40), 0.0)
+    together, frames = model(features, lengths), model.output_lengths(lengths)
+    for row, length in enumerate(lengths.tolist()):
+        single = model(features[row : row + 1, :, :length], lengths[row : row + 1])
+        torch.testing.assert_close(together[row, :, : int(frames[row])], single[0])
+
+
+def test_the_loss_is_torchs_mean_over_the_batch():
+    torch.manual_seed(0)
+    frames, scores = [40, 33, 12, 30], torch.randn(4, 29, 40)
+    batch, recipe = heard(frames), SpeechRecognition(letters=LETTERS)
+    model = Told(scores)
+    loss = recipe.loss(model, batch, Phase())
+    (loss.total / loss.count).backward()
+    theirs = scores.clone().requires_grad_()
+    expected = nn.CTCLoss()(theirs.log_softmax(1).permute(2, 0, 1), batch["target"], torch.tensor(frames), batch["target_length"])
+    expected.backward()
+    torch.testing.assert_close(loss.total / loss.count, expected)
+    torch.testing.assert_close(model.scores.grad, theirs.grad)
+
+
+@pytest.mark.gpu
+def test_on_the_gpu_the_loss_is_the_cpus_and_its_gradient_the_same_each_time():
+    torch.manual_seed(0)
+    frames, scores, recipe = [40, 33, 12, 30], torch.randn(4, 29, 40), SpeechRecognition(letters=LETTERS)
+    model = Told(scores)
+    expected = recipe.loss(model, heard(frames), Phase()).total
+    expected.backward()
+    gradients = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            other = Told(scores).cuda()
+            batch = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in heard(frames).items()}
+            total = recipe.loss(other, batch, Phase()).total
+            total.backward()
+            torch.testing.assert_close(total.cpu(), expected)
+            gradients.append(other.scores.grad)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[0].cpu(), model.scores.grad)
+
+
+def test_the_likelihood_is_the_sum_over_all_paths():
+    torch.manual_seed(0)
+    log_probs, target = torch.randn(1, 3, 4, dtype=torch.float64).log_softmax(1), [1, 1]
+    total = 0.0
+    for path in torch.cartesian_prod(*[torch.arange(3)] * 4).tolist():
+        merged = [label for place, label in enumerate(path) if label and (place == 0 or path[place - 1] != label)]
+        if merged == target:
+            total += float(sum(log_probs[0, label, place] for place, label in enumerate(path)).exp())
+    nats = ctc.negative_log_likelihood(log_probs, torch.tensor([4]), torch.tensor([target]), torch.tensor([2]))
+    assert nats.item() == pytest.approx(-torch.tensor(total).log().item(), rel=1e-5)
+
+
+def test_sums_of_parts_of_a_batch_are_the_whole():
+    torch.manual_seed(0)
+    frames, scores = [40, 33, 12, 30], torch.randn(4, 29, 40)
+    recipe = SpeechRecognition(letters=LETTERS)
+    whole = recipe.loss(Told(scores), heard(frames), Phase())
+    parts = [recipe.loss(Told(scores[row : row + 1, :, : frames[row]]), heard([frames[row]], [WORDS[row]]), Phase()) for row in range(4)]
+    torch.testing.assert_close(sum(part.total for part in parts), whole.total)
+    assert sum(part.count for part in parts) == whole.count == 4
+
+
+def test_what_repeats_is_merged_unless_a_blank_parts_it():
+    recipe = SpeechRecognition(letters=LETTERS)
+    paths = ["tthre*ee", "se*e  al*l", "*a**", "it's e*l*even"]
+    measured = recipe.measure(Told(saying(paths, 20)), heard([20] * 4))
+    assert [line.hypothesis for line in measured.lines] == WORDS
+    assert not any(line.edits for line in measured.lines)
+
+
+def understood(recipe: SpeechRecognition, model: nn.Module, frames: list[int]) -> list[str]:
+    """What the recipe predicts for utterances without a transcript."""
+    batch = {**recipe.collate([{"waveform": torch.randn(160 * count), "transcript": ""} for count in frames])}
+    batch |= {"features": torch.zeros(len(frames), 13, max(frames)), "feature_length": torch.tensor(frames)}
+    return [prediction.values()["text"] for prediction in recipe.predict(model, batch)]
+
+
+def test_a_recording_of_ones_own_is_read_and_written_down(tmp_path):
+    soundfile.write(tmp_path / "mine.wav", torch.rand(8000).sub(0.5).numpy(), 8000)
+    recipe, front = SpeechRecognition(letters=LETTERS, sample_rate=16000), LogMel(n_mels=40)
+    batch = front(recipe.collate([recipe.read(tmp_path / "mine.wav")]))
+    (prediction,) = recipe.predict(Told(saying(["he*l*lo"], batch["features"].shape[-1])), batch)
+    assert prediction.values() == {"text": "hello", "seconds": 1.0}
+    assert [path.name for path in prediction.save(tmp_path, "mine")] == ["mine.txt", "mine.png"]
+    assert (tmp_path / "mine.txt").read_text() == "hello\n"
+    (tmp_path / "letter.txt").write_text("dear all")
+    with pytest.raises(DataError, match=r"letter\.txt: is not audio"):
+        recipe.read(tmp_path / "letter.txt")
+
+
+def test_frames_beyond_an_utterance_are_not_read():
+    recipe = SpeechRecognition(letters=LETTERS)
+    assert understood(recipe, Told(saying(["abcdefgh", "abcdefgh"], 8)), [3, 8]) == ["abc", "abcdefgh"]
+
+
+def test_a_doubled_letter_that_was_missed_is_an_error():
+    recipe = SpeechRecognition(letters=LETTERS)
+    scores = recipe.scores(None)
+    scores.add(recipe.measure(Told(saying(["threee", "seee all"], 20)), heard([20, 20], WORDS[:2])))
+    reported = scores.compute()
+    assert reported["cer"] == 3 / 12  # "thre" lacks one of 5 letters, "se al" two of 7
+    assert reported["wer"] == 3 / 3
+
+
+def test_rates_and_losses_do_not_depend_on_how_the_split_is_cut():
+    torch.manual_seed(0)
+    recipe, scores = SpeechRecognition(letters=LETTERS), torch.randn(4, 29, 20)
+    reported = []
+    for cuts in ([(0, 4)], [(0, 1), (1, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]):
+        counted = recipe.scores(None)
+        for start, stop in cuts:
+            counted.add(recipe.measure(Told(scores[start:stop]), heard([20] * (stop - start), WORDS[start:stop])))
+        reported.append(counted.compute())
+    assert reported[0] == reported[1] == reported[2]
+    assert reported[0]["cer"] != reported[0]["wer"]
+
+
+def test_edit_distances_are_torchaudios():
+    chance = random.Random(0)
+    for _ in range(200):
+        left, right = ("".join(chance.choices("abc ", k=chance.randint(0, 12))) for _ in range(2))
+        assert edit_distance(left, right) == torchaudio.functional.edit_distance(left, right)
+        assert edit_distance(left.split(), right.split()) == torchaudio.functional.edit_distance(left.split(), right.split())
+
+
+def test_a_batch_is_padded_and_spelled():
+    batch = SpeechRecognition(letters=LETTERS).collate([utterance("see", 100), utterance("a b", 60)])
+    assert (tuple(batch["waveform"].shape), batch["length"].tolist()) == ((2, 100), [100, 60])
+    assert not batch["waveform"][1, 60:].any()
+    assert batch["target"].tolist() == [[21, 7, 7], [3, 1, 4]]
+    assert batch["target_length"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (utterance("naïve"), "naïve.wav: its transcript has an unknown letter"),
+        ({"waveform": torch.zeros(10), "transcript": 7}, "not a text"),
+        ({"image": torch.zeros(3, 4, 4), "label": 1}, "not an utterance"),
+        ((torch.zeros(10), "a"), "not an utterance"),
+        ({"waveform": torch.zeros(2, 10), "transcript": "a"}, "not an utterance"),
+    ],
+)
+def test_a_sample_that_is_no_utterance_is_named(sample, message):
+    with pytest.raises(DataError, match=message):
+        SpeechRecognition(letters=LETTERS).collate([sample])
+
+
+def test_a_transcript_that_does_not_fit_into_its_frames_is_named():
+    recipe, scores = SpeechRecognition(letters=LETTERS), torch.randn(1, 29, 5)
+    with pytest.raises(DataError, match=r"three.wav: its transcript needs 6 frames, and the model gives 5"):
+        recipe.loss(Told(scores), heard([5], ["three"]), Phase())
+    with pytest.raises(DataError, match=r"three\.wav"):
+        recipe.measure(Told(scores), heard([5], ["three"]))
+
+
+def test_or_it_is_skipped_and_counted():
+    torch.manual_seed(0)
+    recipe, scores = SpeechRecognition(letters=LETTERS, impossible="skip"), torch.randn(2, 29, 5)
+    model, batch = Told(scores), heard([5, 5], ["three", "a"])
+    loss = recipe.loss(model, batch, Phase())
+    loss.total.backward()
+    assert loss.total.item() == pytest.approx(nn.CTCLoss(reduction="none")(scores[1:].log_softmax(1).permute(2, 0, 1), batch["target"][1:], [5], [1]).item())
+    assert (loss.count, loss.parts["skipped"].item()) == (2, 1.0)
+    assert not model.scores.grad[0].any()
+    assert model.scores.grad[1].any()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Wav2Letter(num_classes=28, num_features=13, width=8, top_width=8), "model.num_classes"),
+        (nn.Sequential(nn.Conv1d(13, 29, 1), nn.AvgPool1d(2)), "output_lengths"),
+        (nn.Flatten(), "does not give a score to every letter"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_named(model, message):
+    with pytest.raises(ConfigError, match=message):
+        SpeechRecognition(letters=LETTERS).loss(model, heard([20], ["a"]), Phase())
+
+
+def test_transforms_without_a_front_end_are_named():
+    batch = SpeechRecognition(letters=LETTERS).collate([utterance("a")])
+    with pytest.raises(ConfigError, match="transforms=mfcc"):
+        SpeechRecognition(letters=LETTERS).loss(nn.Identity(), batch, Phase())
+
+
+def test_tables_and_spectrograms_can_be_looked_at(tmp_path):
+    recipe = SpeechRecognition(letters=LETTERS, sample_rate=16000)
+    scores = recipe.scores(None)
+    scores.add(recipe.measure(Told(saying(["threee", "se*e al*l"], 20)), heard([20, 20], WORDS[:2])))
+    scores.save_pictures(tmp_path)
+    rows = list(csv.DictReader((tmp_path / "transcripts.csv").read_text(encoding="utf-8").splitlines()))
+    assert [(row["reference"], row["hypothesis"], row["edits"]) for row in rows] == [("three", "thre", "1"), ("see all", "see all", "0")]
+    page = (tmp_path / "transcripts.html").read_text()
+    assert "<del>e</del>" in page
+    assert "character error rate 8.33%" in page
+    assert (tmp_path / "spectrograms.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_small_network_learns_the_generated_tones():
+    torch.manual_seed(0)
+    recipe, front = SpeechRecognition(letters=LETTERS), LogMel(n_mels=40)
+    train, valid = GeneratedSpeech(characters=(1, 4)), GeneratedSpeech(characters=(1, 4), length=32, split="valid")
+    model = Wav2Letter(num_classes=29, num_features=40, width=32, top_width=64, first_kernel=11, top_kernel=8, depth=2, norm="layer")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(160):
+        batch = front(recipe.collate([train[(16 * step + place) % len(train)] for place in range(16)]))
+        loss = recipe.loss(model, batch, Phase())
+        optimizer.zero_grad()
+        (loss.total / loss.count).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    scores = recipe.scores(valid)
+    with torch.no_grad():
+        scores.add(recipe.measure(model.eval(), front(recipe.collate([valid[index] for index in range(32)]))))
+    assert scores.compute()["cer"] < 0.25
+
+
+def test_beam_search_finds_the_likelier_text_where_the_best_path_is_another():
+    pytest.importorskip("flashlight.lib.text")
+    recipe = SpeechRecognition(letters="ab", decoder="beam", beam={"size": 20})
+    # Blank is each frame's best, yet "a" gathers three paths: a*, *a, aa (the example of Hannun 2017, distill.pub/2017/ctc).
+    scores = torch.tensor([[[0.6, 0.6], [0.4, 0.4], [1e-6, 1e-6]]]).log()
+    assert understood(recipe, Told(scores), [2]) == ["a"]
+    assert understood(SpeechRecognition(letters="ab"), Told(scores), [2]) == [""]
+
+
+def test_beam_search_keeps_doubled_letters_and_spaces():
+    pytest.importorskip("flashlight.lib.text")
+    recipe = SpeechRecognition(letters=LETTERS, decoder="beam")
+    assert understood(recipe, Told(saying(["se*e  al*l", "abcdef"], 20)), [20, 3]) == ["see all", "abc"]
+
+
+def test_beam_search_with_a_lexicon_gives_words_of_it(tmp_path):
+    pytest.importorskip("flashlight.lib.text")
+    (tmp_path / "words.txt").write_text("sea s e a |\nsee s e e |\nball b a l l |\n")
+    recipe = SpeechRecognition(letters=LETTERS, decoder="beam", beam={"lexicon": str(tmp_path / "words.txt")})
+    assert understood(recipe, Told(saying(["se*o  bal*l"], 20)), [20])[0] in ("sea ball", "see ball")
+
+
+def test_beam_search_that_cannot_be_had_is_named(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"recipe.decoder|recipe.beam.lexicon"):
+        SpeechRecognition(letters=LETTERS, decoder="beam", beam={"lexicon": str(tmp_path / "nowhere.txt")})
+    ctc.beam_decoder.cache_clear()
+    find = ctc.importlib.util.find_spec
+    monkeypatch.setattr(ctc.importlib.util, "find_spec", lambda name: None if name == "flashlight" else find(name))
+    with pytest.raises(ConfigError, match=r"samewise\[beam\]"):
+        SpeechRecognition(letters=LETTERS, decoder="beam")

@@ -1,0 +1,325 @@
+"""The vocoder: what it predicts from what, its two ways of writing samples down, sampling, and what it reports."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import soundfile
+import torch
+import torch.nn.functional as F
+import torchaudio.functional as AF
+from torch import nn
+from torchaudio.models import WaveRNN
+from torchaudio.transforms import MelSpectrogram
+
+from samewise.datasets.transforms.vocoder_mel import VocoderMel
+from samewise.recipes.amplitudes import LogisticMixture, MuLaw, entropy
+from samewise.recipes.models.wavernn import speak
+from samewise.recipes.vocoder import Vocoder
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.interfaces import Phase
+
+PUBLISHED = {"upsample_scales": [5, 5, 11], "n_classes": 256, "hop_length": 275, "n_freq": 80}
+SIZES = {"sample_rate": 8000, "n_fft": 64, "win_length": 40, "hop_length": 10, "n_mels": 6, "context": 52}
+
+
+def front_end() -> VocoderMel:
+    return VocoderMel(**SIZES)
+
+
+def network(n_classes: int = 256) -> WaveRNN:
+    torch.manual_seed(1)
+    sizes = {"n_res_block": 1, "n_rnn": 16, "n_fc": 12, "n_hidden": 8, "n_output": 8, "n_freq": 6}
+    return WaveRNN(upsample_scales=[5, 2], hop_length=10, n_classes=n_classes, **sizes).eval()
+
+
+def clip(samples: int = 60, index: int = 0) -> dict:
+    waveform = 0.3 * torch.randn(samples + 104, generator=torch.Generator().manual_seed(index)).clamp(-3, 3)
+    return {"waveform": waveform, "name": f"clip {index}", "index": index}
+
+
+def batch_of(recipe: Vocoder, count: int = 3, samples: int = 60) -> dict:
+    return recipe.front_end(recipe.collate([clip(samples, index) for index in range(count)]))
+
+
+class Uniform(nn.Module):
+    """The same outputs whatever it reads; remembers what that was."""
+
+    def __init__(self, outputs: torch.Tensor) -> None:
+        super().__init__()
+        self.outputs = nn.Parameter(outputs)
+
+    def forward(self, waveform, mel):
+        self.read = waveform
+        return self.outputs.expand(len(waveform), 1, waveform.shape[-1], -1)
+
+
+def test_the_published_network_has_the_parameters_and_the_output_length_that_are_published():
+    model = WaveRNN(**PUBLISHED)
+    assert sum(p.numel() for p in model.parameters()) == 4_349_613
+    frames = 9
+    waveform, mel = torch.zeros(1, 1, 1375), torch.zeros(1, 1, 80, frames)
+    assert (frames - 5 + 1) * 275 == 1375
+    assert model(waveform, mel).shape == (1, 1, 1375, 256)
+
+
+def test_a_published_clip_is_nine_frames_and_the_samples_between_them():
+    made = VocoderMel()({"waveform": torch.zeros(2, 1375 + 2 * 1574)})
+    assert made["mel"].shape == (2, 80, 9)
+    assert made["waveform"].shape == (2, 1376)
+
+
+def test_the_spectrogram_is_torchaudios():
+    torch.manual_seed(0)
+    waveform = 0.1 * torch.randn(2, 22050)
+    settings = {"n_fft": 2048, "win_length": 1100, "hop_length": 275, "f_min": 40.0, "n_mels": 80, "power": 1.0, "mel_scale": "slaney", "norm": "slaney"}
+    theirs = MelSpectrogram(22050, center=False, **settings)(waveform)
+    decibels = 20 * torch.log10(torch.clamp(theirs, min=1e-5))
+    assert torch.allclose(VocoderMel().mel(waveform), torch.clamp((-100 - decibels) / -100, 0.0, 1.0), atol=1e-5)
+
+
+def test_frames_are_centred_at_multiples_of_the_hop_around_the_first_sample():
+    end = VocoderMel(**{**SIZES, "context": 60})
+    click = torch.zeros(1, 40 + 120)
+    click[0, 60 + 10] = 1.0  # sample 10 of the clip: the frame centred there is number kernel_size // 2 + 1
+    made = end({"waveform": click})
+    assert made["waveform"][0].nonzero().flatten().tolist() == [10]
+    assert made["mel"].shape[2] == 8
+    assert int(made["mel"][0].mean(0).argmax()) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"context": 51}, "context: is too small for the windows"),
+        ({"kernel_size": 4}, "kernel_size: must be odd"),
+        ({"win_length": 65}, "win_length: is longer"),
+        ({"f_min": 5000.0}, "f_min"),
+        ({"hop_length": 0}, "hop_length: must be at least 1"),
+    ],
+)
+def test_a_front_end_that_makes_no_sense_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        VocoderMel(**{**SIZES, **settings})
+
+
+def test_clips_without_a_whole_number_of_frames_are_refused_with_the_nearest_number():
+    with pytest.raises(ConfigError, match=r"no whole number of frames[\s\S]*as 60"):
+        front_end()({"waveform": torch.zeros(1, 65 + 104)})
+
+
+def test_the_target_is_the_mu_law_step_of_the_next_sample():
+    recipe = Vocoder(front_end=front_end())
+    # By hand, with mu = 255: |y| = ln(1 + 255 |x|) / ln 256, and the step is (y + 1) / 2 * 255, rounded.
+    waveform = torch.tensor([[0.0, 1.0, -1.0, 1 / 255, -15 / 255]])  # companded: 0, 1, -1, 1/8, -1/2
+    steps = [128, 255, 0, round((1 / 8 + 1) / 2 * 255), round((-1 / 2 + 1) / 2 * 255)]
+    assert recipe.amplitudes.labels(waveform).tolist() == [steps]
+    logits = torch.randn(256)
+    model = Uniform(logits)
+    loss = recipe.loss(model, {"waveform": waveform, "mel": torch.zeros(1, 6, 5)}, Phase())
+    assert loss.count == 4
+    assert model.read[0, 0].tolist() == pytest.approx([2 * step / 255 - 1 for step in steps[:4]], abs=1e-6)
+    assert loss.total.item() == pytest.approx(-sum(logits.log_softmax(0)[step].item() for step in steps[1:]), rel=1e-5)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_reference():
+    recipe, model = Vocoder(front_end=front_end()), network()
+    batch = batch_of(recipe)
+    labels = AF.mu_law_encoding(batch["waveform"], 256)
+    outputs = model((2 * labels[:, None, :-1] / 255 - 1), batch["mel"][:, None])
+    expected = F.cross_entropy(outputs.squeeze(1).transpose(1, 2), labels[:, 1:], reduction="sum")  # over (N, C, T)
+    assert recipe.loss(model, batch, Phase()).total.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_what_infer_gives_are_labels_to_be_decoded():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        spoken, _ = network().infer(torch.rand(1, 6, 4))
+    labels = (spoken + 1) / 2 * 255
+    assert torch.allclose(labels, labels.round(), atol=1e-4)
+    mu_law = MuLaw()
+    assert torch.allclose(mu_law.heard(spoken), AF.mu_law_decoding(labels.round().long(), 256))
+    waveform = torch.linspace(-1, 1, 501)
+    assert (mu_law.heard(mu_law.written(waveform)) - waveform).abs().max() < 0.023  # half of the widest step
+
+
+def naive_logistic(outputs: list[float], level: int, levels: int) -> float:
+    """The probability of a level, from the definition (arXiv 1701.05517, equation 2), in Python's floats."""
+    count = len(outputs) // 3
+    weights = [math.exp(w) for w in outputs[:count]]
+
+    def below(edge: float, mean: float, log_scale: float) -> float:
+        return 1 / (1 + math.exp(-(edge - mean) / math.exp(log_scale)))
+
+    total = 0.0
+    for weight, mean, log_scale in zip(weights, outputs[count : 2 * count], outputs[2 * count :], strict=True):
+        value, half = 2 * level / (levels - 1) - 1, 1 / (levels - 1)
+        upper = 1.0 if level == levels - 1 else below(value + half, mean, log_scale)
+        lower = 0.0 if level == 0 else below(value - half, mean, log_scale)
+        total += weight / sum(weights) * (upper - lower)
+    return total
+
+
+def test_a_mixture_of_logistics_is_the_naive_formula():
+    torch.manual_seed(0)
+    mixture, levels = LogisticMixture(n_classes=9, levels=33), torch.arange(33)
+    outputs = torch.randn(9) * torch.tensor([1.0] * 3 + [0.5] * 3 + [1.0] * 3)
+    found = mixture.surprise(outputs.expand(33, 9), 2 * levels / 32 - 1)
+    assert (-found).exp().tolist() == pytest.approx([naive_logistic(outputs.tolist(), level, 33) for level in range(33)], rel=1e-4)
+
+
+@pytest.mark.parametrize("log_scale", [-12.0, -7.0, -3.0, 0.5])
+def test_the_probabilities_of_all_levels_add_up_to_one(log_scale):
+    mixture = LogisticMixture()
+    outputs = torch.cat([torch.randn(10, generator=torch.Generator().manual_seed(0)), torch.linspace(-1, 1, 10), torch.full((10,), log_scale)])
+    levels = torch.arange(65536)
+    surprise = mixture.surprise(outputs.expand(65536, 30), 2 * levels / 65535 - 1)
+    assert torch.isfinite(surprise).all()
+    assert (-surprise.double()).exp().sum().item() == pytest.approx(1.0, abs=2e-3)
+
+
+def test_a_mixture_of_logistics_has_finite_gradients_far_from_its_means():
+    outputs = torch.tensor([[0.0, 1.0, -1.0, 40.0, -30.0, 5.0]], requires_grad=True)
+    LogisticMixture(n_classes=6).surprise(outputs, torch.tensor([-1.0])).sum().backward()
+    assert torch.isfinite(outputs.grad).all()
+
+
+def test_samples_are_drawn_from_the_probabilities_that_the_loss_gives():
+    torch.manual_seed(0)
+    draws = 40000
+    mixture, outputs = LogisticMixture(n_classes=6, levels=9), torch.tensor([0.5, -0.5, -0.4, 0.6, -1.5, -2.0])
+    levels = torch.arange(9) / 4 - 1
+    expected = (-mixture.surprise(outputs.expand(9, 6), levels)).exp()
+    drawn = mixture.drawn(outputs.expand(draws, 6))
+    shares = torch.stack([(drawn - level).abs() < 1e-6 for level in levels]).sum(1) / draws
+    assert torch.allclose(shares, expected, atol=0.01)
+    mu_law, logits = MuLaw(n_classes=4), torch.tensor([0.0, 1.0, 2.0, -1.0])
+    drawn = mu_law.drawn(logits.expand(draws, 4))
+    shares = torch.stack([(drawn - level).abs() < 1e-6 for level in (-1, -1 / 3, 1 / 3, 1)]).sum(1) / draws
+    assert torch.allclose(shares, logits.softmax(0), atol=0.01)
+
+
+@pytest.mark.parametrize("output", [MuLaw(), LogisticMixture()])
+def test_speaking_step_by_step_is_the_model_reading_what_it_spoke(output):
+    model, mel, seen = network(output.n_classes), torch.rand(2, 6, 9), []
+
+    def drawn(outputs):
+        seen.append(outputs)
+        return output.drawn(outputs)
+
+    torch.manual_seed(3)
+    spoken = speak(model, mel, drawn)
+    assert spoken.shape == (2, 50)
+    read = torch.cat([torch.zeros(2, 1), spoken[:, :-1]], 1)
+    with torch.no_grad():
+        at_once = model(read[:, None], mel[:, None]).squeeze(1)
+    assert torch.allclose(torch.stack(seen, 1), at_once, atol=1e-5)
+    torch.manual_seed(3)
+    assert torch.equal(speak(model, mel, output.drawn), spoken)
+
+
+def test_speaking_is_torchaudios_infer():
+    model, mel = network(), torch.rand(2, 6, 9)
+    torch.manual_seed(4)
+    with torch.no_grad():
+        theirs, _ = model.infer(mel)
+    torch.manual_seed(4)
+    assert torch.allclose(speak(model, F.pad(mel, (2, 2)), MuLaw().drawn), theirs[:, 0])
+
+
+@torch.no_grad()
+def evaluated(recipe: Vocoder, model: nn.Module, batches: list[dict]):
+    scores = recipe.scores(None)
+    for batch in batches:
+        scores.add(recipe.measure(model, batch))
+    return scores
+
+
+def test_a_model_that_knows_only_how_often_each_step_occurs_is_not_below_the_entropy():
+    recipe = Vocoder(front_end=front_end())
+    batch = batch_of(recipe, 8)
+    labels = recipe.amplitudes.labels(batch["waveform"][:, 1:])
+    counts = torch.bincount(labels.flatten(), minlength=256)
+    found = evaluated(recipe, Uniform((counts / counts.sum()).log().clamp(min=-30)), [batch]).compute()
+    assert found["label_entropy"] == pytest.approx(entropy(counts))
+    assert found["below_entropy"] == pytest.approx(0.0, abs=1e-5)
+    assert found["bits_per_sample"] == pytest.approx(found["loss"] / math.log(2))
+    assert entropy(torch.tensor([5, 5, 0, 10])) == pytest.approx(1.5 * math.log(2))
+    assert "label_entropy" not in evaluated(Vocoder(front_end=front_end(), output="logistics", n_classes=30), network(30), [batch]).compute()
+
+
+def test_metrics_do_not_depend_on_how_the_split_is_cut_into_batches():
+    recipe, model = Vocoder(front_end=front_end()), network()
+    whole = batch_of(recipe, 6)
+    parts = [{name: value[start : start + 2] for name, value in whole.items()} for start in (0, 2, 4)]
+    assert evaluated(recipe, model, parts).compute() == pytest.approx(evaluated(recipe, model, [whole]).compute(), rel=1e-6)
+
+
+def test_the_first_clips_are_resynthesised_where_that_is_asked_for(tmp_path):
+    recipe, model = Vocoder(front_end=front_end(), resynthesise=2), network()
+    batch = batch_of(recipe, 4, samples=1000)
+    torch.manual_seed(0)
+    scores = evaluated(recipe, model, [batch])
+    assert scores.compute()["log_mel_distance"] > 1.0
+    scores.save_pictures(tmp_path)
+    for number in range(2):
+        waveform, rate = soundfile.read(tmp_path / f"clip_{number}_true.wav")
+        assert rate == 8000
+        assert waveform == pytest.approx(batch["waveform"][number, 1:].clamp(-1, 1).numpy(), abs=0.4)
+        assert len(soundfile.read(tmp_path / f"clip_{number}_resynthesised.wav")[0]) == 1000
+    assert not (tmp_path / "clip_2_true.wav").exists()
+    assert (tmp_path / "spectrograms.png").is_file()
+    assert "log_mel_distance" not in evaluated(Vocoder(front_end=front_end()), model, [batch]).compute()
+
+
+def test_the_log_mel_distance_is_nought_for_the_same_and_twenty_for_a_tenth():
+    recipe = Vocoder(front_end=front_end())
+    waveform = 0.5 * torch.randn(2, 2000, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+    assert recipe.log_mel_distance(waveform, waveform).tolist() == [0.0, 0.0]
+    soft = 0.2 * waveform  # so that both stay within the spectrogram's 100 dB
+    assert recipe.log_mel_distance(soft, soft / 10).tolist() == pytest.approx([20.0, 20.0], abs=0.1)
+
+
+@pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
+def test_a_recording_is_spoken_again(tmp_path, output, n_classes):
+    soundfile.write(tmp_path / "a.wav", (0.2 * torch.randn(2 * 777)).numpy(), 16000)
+    recipe = Vocoder(front_end=front_end(), output=output, n_classes=n_classes)
+    with torch.no_grad():
+        (spoken,) = recipe.predict(network(n_classes), recipe.front_end(recipe.collate([recipe.read(tmp_path / "a.wav")])))
+    assert spoken.values()["seconds"] == round(777 / 8000, 3)
+    files = spoken.save(tmp_path, "a")
+    assert [file.name for file in files] == ["a_resynthesised.wav", "a_spectrograms.png"]
+    assert len(soundfile.read(files[0])[0]) == 777
+
+
+@pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
+def test_a_network_learns_a_tone(output, n_classes):
+    recipe, model = Vocoder(front_end=front_end(), output=output, n_classes=n_classes), network(n_classes).train()
+    wave = 0.5 * torch.sin(torch.arange(204) * 0.4)
+    batch = recipe.front_end(recipe.collate([{"waveform": wave, "name": "", "index": 0}] * 4))
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
+    for _ in range(40):
+        loss = recipe.loss(model, batch, Phase())
+        optimizer.zero_grad()
+        (loss.total / loss.count).backward()
+        optimizer.step()
+        losses.append(loss.total.item() / loss.count)
+    assert losses[-1] < losses[0] - 1.0
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    recipe = Vocoder(front_end=front_end())
+    with pytest.raises(DataError, match="not a clip"):
+        recipe.collate([{"image": torch.zeros(3)}])
+    with pytest.raises(DataError, match="differ in length"):
+        recipe.collate([clip(60), clip(70)])
+    with pytest.raises(ConfigError, match=r"set recipe\.n_classes"):
+        recipe.loss(network(30), batch_of(recipe), Phase())
+    with pytest.raises(ConfigError, match="cannot speak"):
+        speak(nn.Identity(), torch.zeros(1, 6, 5), MuLaw().drawn)
+    for settings, message in (({"output": "pcm"}, "recipe.output"), ({"n_classes": 1}, "n_classes"), ({"resynthesise": -1}, "resynthesise")):
+        with pytest.raises(ConfigError, match=message):
+            Vocoder(front_end=front_end(), **settings)
+    with pytest.raises(ConfigError, match="three for each component"):
+        Vocoder(front_end=front_end(), output="logistics", n_classes=256)

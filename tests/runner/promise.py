@@ -1,0 +1,61 @@
+"""How the promise is tested: runs of the command line in processes of their own, some of them killed. Tests get it as the fixture `promise`."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class Promise:
+    """One small experiment, to be trained again and again.
+
+    Args:
+        overrides: What makes it.
+    """
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        self.overrides = list(overrides)
+
+    def command(self, run_root: Path, *overrides: str) -> list[str]:
+        return [sys.executable, "-m", "samewise", "train", *self.overrides, f"run_root={run_root}", *overrides]
+
+    def run(self, run_root: Path, *overrides: str) -> Path:
+        """Train to the end; the run's folder."""
+        done = subprocess.run([*self.command(run_root, *overrides), "--json"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
+
+    def kill_within(self, run_root: Path, chance: random.Random, *overrides: str, fewest: int = 4, most: int = 8) -> bool:
+        """Start the run and kill it with SIGKILL after `fewest` to `most` further steps, at a random moment of one. False: it ended before that."""
+        process = subprocess.Popen(self.command(run_root, *overrides), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        deadline, before = time.monotonic() + 90, trace_lines(run_root)
+        wanted = max(before - 4, 0) + chance.randint(fewest, most)
+        while process.poll() is None and trace_lines(run_root) < wanted:
+            assert time.monotonic() < deadline, "the run makes no progress"
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.03)
+        process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+        return process.returncode != 0
+
+
+def weights(folder: Path) -> str:
+    """The SHA-256 of a finished run's weights."""
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+
+
+def trace(folder: Path) -> bytes:
+    """Digests of every step's batch, inputs, loss and weights."""
+    return (folder / "trace.jsonl").read_bytes()
+
+
+def trace_lines(run_root: Path) -> int:
+    """Steps that the runs below a folder have traced, each trace with a line of its own before them."""
+    return sum(path.read_bytes().count(b"\n") for path in run_root.glob("*/*/trace.jsonl"))

@@ -1,0 +1,295 @@
+"""The promise of strategy=elastic: the same bits on any number of processes, also when they are killed and their number changes on the way.
+
+The ranks here are forks of a process that has imported torch, each told by its environment which rank it is, as torchrun does; what starts them for a
+user is tested in test_launch.py.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import multiprocessing.context
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=8",
+    "replicas=4",
+    "batch_size=16",
+    "max_steps=12",
+    "tracking=none",
+    "checkpoint.every_steps=2",
+    "checkpoint.keep_last=3",
+    "strategy=elastic",
+]
+RANK = """
+import os, sys
+os.environ.update({variables!r})
+for number, name in ((1, "stdout"), (2, "stderr")):
+    os.dup2(os.open(f"{said}.{{name}}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+from samewise.runner.cli import main
+sys.exit(main({arguments!r}))
+"""
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torchvision", "samewise.runner.loop", "samewise.runner.build", "samewise.runner.check.components"])
+
+
+class Job:
+    """Some ranks of one run."""
+
+    def __init__(self, run_root: Path, size: int, *overrides: str, started: int | None = None, port: int | None = None) -> None:
+        self.run_root = run_root
+        run_root.mkdir(parents=True, exist_ok=True)
+        self._files = [run_root / f"said-{time.monotonic_ns()}-{rank}" for rank in range(started or size)]
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port or free_port()), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        self.ranks = [self._start(rank, size, address, [*TINY, f"run_root={run_root}", *overrides]) for rank in range(started or size)]
+
+    def _start(self, rank: int, size: int, address: dict[str, str], overrides: list[str]) -> multiprocessing.context.ForkServerProcess:
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), **address}
+        code = RANK.format(variables=variables, said=self._files[rank], arguments=["train", *overrides, "--json"])
+        process = FORKS.Process(target=exec, args=(code, {}))
+        process.start()
+        return process
+
+    def wait(self, seconds: float = 100) -> list[int | None]:
+        """The exit codes."""
+        end = time.monotonic() + seconds
+        for rank in self.ranks:
+            rank.join(max(end - time.monotonic(), 0.1))
+        codes = [rank.exitcode for rank in self.ranks]
+        for rank in self.ranks:
+            rank.kill()
+        return codes
+
+    @property
+    def errors(self) -> str:
+        return "".join(Path(f"{file}.stderr").read_text() for file in self._files if Path(f"{file}.stderr").exists())
+
+    @property
+    def output(self) -> str:
+        return "".join(Path(f"{file}.stdout").read_text() for file in self._files if Path(f"{file}.stdout").exists())
+
+    def steps(self) -> int:
+        """How many the trace has."""
+        return sum(path.read_bytes().count(b"\n") - 1 for path in self.run_root.glob("*/*/trace.jsonl"))
+
+    def wait_for_step(self, step: int) -> None:
+        deadline = time.monotonic() + 60
+        while self.steps() < step:
+            assert time.monotonic() < deadline, "the run makes no progress: " + self.errors
+            time.sleep(0.002)
+
+
+@pytest.fixture(autouse=True)
+def no_rank_outlives_its_test() -> Iterator[None]:
+    yield
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def run(run_root: Path, ranks: int, *overrides: str) -> Path:
+    """Train to the end on so many ranks; the run's folder."""
+    job = Job(run_root, ranks, *overrides)
+    assert job.wait() == [0] * ranks, job.errors
+    assert job.output.count("\n") == 1, "rank 0 alone prints the summary"
+    assert "Warning" not in job.errors
+    return Path(json.loads(job.output)["folder"])
+
+
+def weights(folder: Path) -> str:
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+
+
+def assert_same(folder: Path, reference: Path) -> None:
+    assert weights(folder) == weights(reference)
+    assert (folder / "trace.jsonl").read_bytes() == (reference / "trace.jsonl").read_bytes()
+    assert folder.name == reference.name
+    summary, expected = (json.loads((one / "summary.json").read_text()) for one in (folder, reference))
+    assert summary["metrics"] == expected["metrics"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """strategy=single: one process that carries all four replicas."""
+    return run(tmp_path_factory.mktemp("reference"), 1, "strategy=single")
+
+
+@pytest.mark.parametrize(("ranks", "further"), [(1, []), (2, ["strategy.bucket_mb=0.05"]), (4, ["strategy.overlap=false"]), (3, ["strategy.uneven=true"])])
+def test_any_number_of_ranks_gives_the_same_bits(reference, tmp_path, ranks, further):
+    assert_same(run(tmp_path, ranks, *further), reference)
+
+
+def test_the_promise_is_stated(reference):
+    assert json.loads((reference / "summary.json").read_text())["level"] == "R2"
+
+
+def kill_one(run_root: Path, ranks: int, *, victim: int, step: int) -> None:
+    job = Job(run_root, ranks)
+    job.wait_for_step(step)
+    job.ranks[victim].kill()
+    codes = job.wait()
+    assert codes[victim] == -signal.SIGKILL
+    assert {code for rank, code in enumerate(codes) if rank != victim} == {1}
+    assert "lost another rank while" in job.errors
+    assert "Traceback" not in job.errors
+
+
+def test_started_on_4_killed_resumed_on_2_killed_finished_on_1(reference, tmp_path):
+    kill_one(tmp_path, 4, victim=2, step=4)
+    kill_one(tmp_path, 2, victim=0, step=8)
+    assert_same(run(tmp_path, 1), reference)
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_saves(reference, tmp_path):
+    job = Job(tmp_path, 2, "checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.keep_best=0")
+    job.wait_for_step(2)
+    os.kill(job.ranks[1].pid, signal.SIGUSR1)
+    assert job.wait() == [3, 3], job.errors
+    assert job.errors.count("SIGUSR1") == 1
+    (kept,) = (int(path.name.removeprefix("step-")) for path in tmp_path.glob("*/*/checkpoints/step-*"))
+    assert kept == job.steps()
+    assert_same(run(tmp_path, 4), reference)
+
+
+def test_plain_ddp_gives_other_bits(reference, tmp_path):
+    """The control: the tests above can fail."""
+    folder = run(tmp_path, 4, "strategy=ddp")
+    assert weights(folder) != weights(reference)
+    assert folder.name != reference.name
+    assert json.loads((folder / "summary.json").read_text())["level"] == "R0"
+
+
+def test_an_error_in_all_ranks_is_told_once(tmp_path):
+    job = Job(tmp_path, 4, "optimizer.lr=1e30")
+    assert set(job.wait()) == {1}
+    assert job.errors.count("is not finite") == 1
+    assert "Traceback" not in job.errors
+
+
+def test_an_error_in_one_rank_ends_all_and_is_told_once(tmp_path):
+    job = Job(tmp_path, 2, "strategy.nproc=3")
+    assert set(job.wait()) <= {1, 2}
+    assert "3 processes" in job.errors
+    assert job.errors.count("error:") == 1
+
+
+def test_a_rank_that_never_joins_is_named(tmp_path):
+    job, started = Job(tmp_path, 4, "strategy.join_timeout_s=12", started=2), time.monotonic()
+    assert 2 in job.wait()
+    assert "rank 2, 3 of 4 did not join within 12 s" in job.errors
+    assert job.errors.count("error:") == 1
+    assert "Traceback" not in job.errors
+    assert time.monotonic() - started < 60
+
+
+def test_a_rank_0_that_does_not_answer_is_named(tmp_path):
+    job = Job(tmp_path, 2, "strategy.join_timeout_s=3")
+    job.ranks[0].kill()
+    codes = job.wait()
+    assert codes[1] == 2, job.errors
+    assert "rank 0 does not answer within 3 s" in job.errors
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with taken_port() as port:
+        job = Job(tmp_path, 2, port=port, started=1)
+        assert job.wait() == [2]
+    assert f"localhost:{port}" in job.errors
+    assert "MASTER_PORT" in job.errors
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "expected"),
+    [
+        (["strategy.nproc=3"], "3 processes cannot share 4 replicas equally", "1, 2 or 4"),
+        (["strategy.nproc=8"], "8 processes cannot share 4 replicas", "1, 2 or 4"),
+        (["strategy.nproc=0"], "is too small", "at least 1"),
+        (["strategy.backend=smoke"], "no such backend", "gloo or nccl"),
+        (["strategy.backend=mpi"], "built without MPI", "gloo or nccl"),
+        (["strategy.bucket_mb=0"], "must be positive", ""),
+        (["strategy=ddp", "strategy.hook=zip"], "no such hook", "fp16, bf16, powersgd"),
+        (["strategy=ddp", "strategy.rank_invariant=true"], "depends on the number of processes", "strategy=elastic"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_starts(samewise, tmp_path, overrides, message, expected):
+    done = samewise("train", *TINY, f"run_root={tmp_path}", *overrides)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert expected in done.stderr
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_ddp_with_too_few_processes_is_refused_with_the_way_out(samewise, tmp_path):
+    assert samewise("check", *TINY, f"run_root={tmp_path}", "strategy=ddp").returncode == 0
+    done = samewise("train", *TINY, f"run_root={tmp_path}", "strategy=ddp", "strategy.nproc=1")
+    assert done.returncode == 2
+    assert "4 replicas cannot be carried by 1" in done.stderr
+    assert "strategy=elastic" in done.stderr
+
+
+MORE = {
+    "accumulation and clipping": ["accumulate=2", "clip_norm=0.5"],
+    "a partial batch that leaves replicas without samples": ["loader.drop_last=false", "batch_size=24", "dataset.samples=50"],
+    "bf16": ["precision=bf16"],
+    "an average of weights": ["callbacks=ema", "callbacks.ema.every_steps=2"],
+    "adamw": ["optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"],
+    "workers": ["loader.num_workers=2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("overrides", MORE.values(), ids=MORE)
+def test_more_of_what_a_run_may_have(tmp_path, overrides):
+    alone = run(tmp_path / "alone", 1, "strategy=single", *overrides)
+    for ranks, further in ((2, ["strategy.bucket_mb=0.05"]), (4, []), (3, ["strategy.uneven=true"])):
+        assert_same(run(tmp_path / str(ranks), ranks, *overrides, *further), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(5))
+def test_five_seeds(tmp_path, seed):
+    overrides = [f"seed={seed}", "max_steps=20"]
+    assert len({weights(run(tmp_path / str(ranks), ranks, *overrides)) for ranks in (1, 2, 4)}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_killed_ten_times_on_changing_numbers_of_ranks(tmp_path):
+    alone, root, chance = run(tmp_path / "alone", 1, "max_steps=60"), tmp_path / "killed", random.Random(4)
+    for kill in range(10):
+        ranks = chance.choice([1, 2, 4])
+        job = Job(root, ranks, "max_steps=60", "checkpoint.every_steps=1")
+        job.wait_for_step(5 * (kill + 1))
+        job.ranks[chance.randrange(ranks)].kill()
+        job.wait()
+        assert "Traceback" not in job.errors
+    assert_same(run(root, 2, "max_steps=60"), alone)

@@ -1,0 +1,159 @@
+"""What `check` finds, all at once and before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from samewise.runner.check import problems, settings_are_sound
+from samewise.runner.check.annotations import fits
+from samewise.runner.compose import compose
+from samewise.runner.errors import Problem
+from samewise.runner.project import Project
+
+ROOT = Path(__file__).resolve().parents[2]
+BARE = Project(ROOT)
+
+
+def found(*overrides: str) -> dict[str, Problem]:
+    composed = compose(overrides, project=BARE, strict=False)
+    return {problem.path: problem for problem in problems(composed, BARE)}
+
+
+def test_the_default_config_has_nothing_wrong() -> None:
+    assert found() == {}
+
+
+CHOICES = sorted(f"{file.parent.relative_to(ROOT / 'configs')}={file.stem}" for file in (ROOT / "configs").glob("**/*.yaml") if file.parent != ROOT / "configs")
+EXPERIMENTS = [f"experiment={name}" for name in ("retinanet_bccd", "wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "wavernn_spoken_digits")]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: str) -> None:
+    """A data set of speech has no number of classes to give an image classifier: it fits another recipe's experiment."""
+    told: list[dict[str, Problem]] = []
+    for base in ([], *([experiment] for experiment in EXPERIMENTS)):
+        told.append(found(*base, choice))
+        if not told[-1]:
+            group, name = choice.split("=")
+            assert compose([*base, choice], project=BARE).choices[group] == name
+            return
+    raise AssertionError(told)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "words"),
+    [
+        (["batch_size=7", "replicas=2"], "batch_size", "batch_size=8"),
+        (["batch_size=0"], "batch_size", "at least 1"),
+        (["max_epochs=0"], "max_epochs", "at least 1"),
+        (["max_steps=0"], "max_steps", "at least 1"),
+        (["accumulate=-1"], "accumulate", "at least 1"),
+        (["clip_norm=-1"], "clip_norm", "positive"),
+        (["seed=99999999999999999999"], "seed", "too large"),
+        (["loader.num_workers=-1"], "loader.num_workers", "at least 0"),
+        (["checkpoint.keep_last=0"], "checkpoint.keep_last", "at least 1"),
+        (["reproducibility.threads=0"], "reproducibility.threads", "at least 1"),
+        (["optimizer.lr=-0.1"], "optimizer.lr", "at least 0"),
+        (["optimizer.lr=inf"], "optimizer.lr", "finite"),
+        (["optimizer=adamw", "optimizer.betas=[0.9,1.5]"], "optimizer.betas.1", "less than 1"),
+        (["evaluate.monitor=accuracy"], "evaluate.monitor", "evaluate.monitor=valid/accuracy"),
+        (["evaluate.monitor=valid/accuracy"], "evaluate.mode", "max"),
+        (["evaluate.mode=max"], "evaluate.mode", "min"),
+        (["name=../elsewhere"], "name", "folder"),
+        (["name=a/b"], "name", "folder"),
+        (["+fo=1"], "fo", "no such key"),
+        (["~seed"], "seed", "taken away"),
+        (["++dataset.num_classes=???"], "dataset.num_classes", "must be given"),
+        (["+reproducibility.variables.LD_PRELOAD=x.so"], "reproducibility.variables.LD_PRELOAD", "may not set"),
+        (["+reproducibility.variables.PYTHONPATH=x"], "reproducibility.variables.PYTHONPATH", "may not set"),
+        (["reproducibility.level=loose"], "reproducibility.level", "strict"),
+        (["model._target_=os.system"], "model._target_", "outside the packages"),
+        (["model._target_=torchvision.models.resnet19"], "model._target_", "did you mean 'resnet18'?"),
+        (["callbacks.progress._target_=samewise.runner.callbacks.progres.Progress"], "callbacks.progress._target_", "does not exist"),
+        (["+model.num_clases=3"], "model.num_clases", "did you mean 'num_classes'?"),
+        (["+optimizer.nestrov=true"], "optimizer.nestrov", "did you mean 'nesterov'?"),
+        (["optimizer.momentum=fast"], "optimizer.momentum", "a number"),
+        (["optimizer.nesterov=3"], "optimizer.nesterov", "true or false"),
+        (["+model.weights=IMAGENET1K_V9"], "model.weights", "IMAGENET1K_V1"),
+        (["transforms.train.batch.1.mean=0.5"], "transforms.train.batch.1.mean", "Sequence[float]"),
+        (["optimizer._partial_=false"], "optimizer.params", "needs this argument"),
+        (["~scheduler._target_"], "scheduler", "not a component"),
+        (["~dataset.valid"], "dataset.valid", "not a component"),
+        (["run_root=/dev/null/runs"], "run_root", "cannot write"),
+        (["run_root=/proc/runs"], "run_root", "cannot write"),
+    ],
+)
+def test_each_wrong_thing_is_found_at_its_path(overrides: list[str], path: str, words: str) -> None:
+    told = found(*overrides)
+    assert words in str(told[path]), told
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_found() -> None:
+    assert "not there" in found("device=cuda")["device"].message
+
+
+def test_problems_of_every_kind_come_in_one_report() -> None:
+    told = found(
+        "lr=1", "optimizer.lr=-1", "batch_size=7", "replicas=2", "model._target_=os.system", "+optimizer.nestrov=true", "run_root=/dev/null/x", "device=tpu"
+    )
+    assert {"lr", "optimizer.lr", "batch_size", "model._target_", "optimizer.nestrov", "run_root", "device"} <= set(told)
+
+
+def test_settings_must_be_sound_before_variables_are_set() -> None:
+    assert settings_are_sound(compose([], project=BARE))
+    assert not settings_are_sound(compose(["+reproducibility.variables.PATH=x"], project=BARE))
+    assert not settings_are_sound(compose(["lr=1"], project=BARE, strict=False))
+
+
+def test_a_component_of_a_declared_package_is_checked_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lab_to_check.py").write_text(
+        "from __future__ import annotations\nclass Net:\n    def __init__(self, width: int, *, kind: Unknown = None): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = ["~model", "+model={_target_: lab_to_check.Net, width: wide, kind: 3}"]
+    declared = Project(ROOT, packages=("lab_to_check",))
+    told = {problem.path: str(problem) for problem in problems(compose(overrides, project=declared), declared)}
+    assert set(told) == {"model.width"}
+    assert "a whole number" in told["model.width"]
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "right"),
+    [
+        (1, int, True),
+        (True, int, False),
+        (1.0, int, False),
+        (1, float, True),
+        ("1", float, False),
+        (False, float, False),
+        (1, bool, False),
+        ("x", str, True),
+        (None, str, False),
+        (None, int | None, True),
+        ([1, 2], tuple[int, int], True),
+        ([1, 2, 3], tuple[int, int], False),
+        ([1, "a"], list[int], False),
+        ([1, 2], Sequence[float], True),
+        ("ab", list[str], False),
+        (3, Sequence[int], False),
+        ({"a": 1}, dict[str, int], True),
+        (3, dict[str, int], False),
+        ("min", Literal["min", "max"], True),
+        ("mid", Literal["min", "max"], False),
+        (3, torch.nn.Module, False),
+        ({"_target_": "torch.nn.ReLU"}, torch.nn.Module, True),
+        ({"_target_": "torch.nn.ReLU"}, Callable[..., torch.nn.Module], True),
+        ("relu", Callable[..., torch.nn.Module], False),
+        ("cpu", torch.device, True),
+        (0.1, float | torch.Tensor, True),
+        ("fast", float | torch.Tensor, False),
+    ],
+)
+def test_a_value_fits_an_annotation_unless_it_is_surely_wrong(value: object, annotation: object, right: bool) -> None:
+    assert fits(value, annotation) is right

@@ -1,0 +1,221 @@
+"""The command line, as a person uses it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samewise.runner.cli import commands
+
+LIGHT = [
+    ["--help"],
+    ["--version"],
+    ["list"],
+    ["list", "optimizer"],
+    ["show"],
+    ["show", "debug=tiny", "--origin", "--json"],
+    ["train", "--help"],
+    ["completion", "bash"],
+]
+
+
+def samewise(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "samewise", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+    )
+
+
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_what_should_answer_at_once_imports_neither_torch_nor_mlflow(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "samewise", *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    imported = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.MULTILINE))
+    assert "samewise.runner.cli" in imported
+    assert not {name for name in imported if name.split(".")[0] in ("torch", "torchvision", "mlflow")}
+
+
+def test_help_lists_every_command_and_each_explains_itself(tmp_path: Path) -> None:
+    told = samewise("--help", folder=tmp_path).stdout
+    assert {"train", "check", "show", "list", "completion"} <= set(commands())
+    for name, command in commands().items():
+        assert re.search(rf"^  {name} +\S", told, re.MULTILINE)
+        assert command.summary
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_has_help_with_examples(name: str, tmp_path: Path) -> None:
+    done = samewise(name, "--help", folder=tmp_path)
+    assert done.returncode == 0
+    assert "examples:" in done.stdout
+    assert f"samewise {name}" in done.stdout
+
+
+BAD = {
+    "no command": (["trian"], "did you mean 'train'?"),
+    "no such option": (["train", "--fast"], "--fast"),
+    "unknown key": (["train", "lr=1"], "did you mean 'optimizer.lr'?"),
+    "unknown nested key": (["train", "loader.workers=1"], "did you mean 'loader.num_workers'?"),
+    "unknown choice": (["train", "optimizer=sdg"], "did you mean 'sgd'?"),
+    "unknown experiment": (["train", "experiment=nothing_of_the_kind"], "samewise list experiment|one of:"),
+    "unknown group": (["train", "optimiser=sgd"], "did you mean 'optimizer'?"),
+    "wrong type": (["train", "batch_size=many"], "a whole number"),
+    "wrong word": (["train", "device=tpu"], "auto, cpu, cuda"),
+    "syntax": (["train", "a=["], "cannot be read"),
+    "no override": (["train", "fast"], "KEY=VALUE"),
+    "a sweep": (["train", "seed=1,2"], "sweep"),
+    "multirun": (["train", "-m", "seed=1"], "sweep"),
+    "impossible value": (["train", "max_epochs=0"], "at least 1"),
+    "impossible batch": (["train", "batch_size=5", "accumulate=2"], "a multiple of"),
+    "negative rate": (["train", "optimizer.lr=-1"], "at least 0"),
+    "a command as a target": (["train", "model._target_=os.system"], "outside the packages"),
+    "a target that is not there": (["train", "model._target_=torchvision.models.resnet19"], "did you mean 'resnet18'?"),
+    "unknown argument": (["train", "+model.num_clases=3"], "did you mean 'num_classes'?"),
+    "missing argument": (["train", "+callbacks.extra._target_=torch.nn.Linear"], "needs this argument"),
+    "wrong argument": (["train", "optimizer.momentum=fast"], "a number"),
+    "unwritable folder": (["train", "run_root=/dev/null/x"], "cannot write"),
+    "no reference": (["show", "name=${nope}"], "refers to what does not exist"),
+    "no such group": (["list", "optimzer"], "did you mean 'optimizer'?"),
+    "no such package": (["show", "--package", "lab_that_is_not"], "cannot be found"),
+    "no such folder": (["show", "--config-dir", "nowhere"], "no such config folder"),
+    "check": (["check", "--static", "batch_size=0", "device=tpu"], "2 problems"),
+}
+
+
+ALL_BAD = """
+import contextlib, io, json, sys
+from samewise.runner.cli import main
+for line in sys.stdin:
+    kind, arguments = json.loads(line)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    print(json.dumps([kind, code, out.getvalue(), err.getvalue()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """The code, output and errors of each bad input, from one process (torch is imported once)."""
+    folder = tmp_path_factory.mktemp("bad")
+    given = "".join(json.dumps([kind, arguments]) + "\n" for kind, (arguments, _) in BAD.items())
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_BAD],
+        input=given,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=300,
+        check=True,
+        env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+    )
+    assert list(folder.iterdir()) == []
+    return {kind: (code, out, err) for kind, code, out, err in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_input_gives_a_clear_message_and_code_2(kind: str, answers: dict[str, tuple[int, str, str]]) -> None:
+    code, out, err = answers[kind]
+    assert code == 2, err
+    assert any(word in err for word in BAD[kind][1].split("|")), err
+    assert "Traceback" not in out + err
+
+
+def test_a_bad_config_ends_the_process_with_code_2_before_anything_is_written(tmp_path: Path) -> None:
+    done = samewise("train", "lr=1", "max_epochs=0", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("2 problems:")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = samewise("show", "lr=1", "--debug", folder=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+def test_show_tells_what_train_would_do_and_where_each_value_comes_from(tmp_path: Path) -> None:
+    done = samewise("show", "seed=3", "--json", "--origin", folder=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["config"]["seed"] == 3
+    assert told["origins"]["seed"] == "override seed=3"
+    assert told["folder"] == f"runs/{told['name']}/{told['fingerprint'][:12]}"
+    assert told["choices"]["optimizer"] == "sgd"
+
+
+def test_options_may_stand_between_overrides(tmp_path: Path) -> None:
+    assert json.loads(samewise("show", "seed=3", "--json", "max_epochs=4", folder=tmp_path).stdout)["config"]["max_epochs"] == 4
+
+
+def test_check_says_all_problems_as_json(tmp_path: Path) -> None:
+    done = samewise("check", "--static", "--json", "batch_size=0", "optimizer=sdg", folder=tmp_path)
+    assert done.returncode == 2
+    assert {problem["path"] for problem in json.loads(done.stdout)["problems"]} == {"batch_size", "optimizer"}
+
+
+def test_a_project_of_ones_own_is_found_from_a_folder_within_it(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_within"]\nconfigs = "settings"\n')
+    (tmp_path / "lab_within").mkdir()
+    (tmp_path / "lab_within" / "__init__.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
+    (tmp_path / "settings" / "model").mkdir(parents=True)
+    (tmp_path / "settings" / "model" / "ours.yaml").write_text("# A net of ours\n_target_: lab_within.Net\nin_features: 64\nout_features: 10\n")
+    within = tmp_path / "notes"
+    within.mkdir()
+    assert "A net of ours" in samewise("list", "model", folder=within).stdout
+    done = samewise("check", "--static", "model=ours", folder=within)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "settings"\n')
+    refused = samewise("check", "--static", "model=ours", folder=within)
+    assert refused.returncode == 2
+    assert "outside the packages" in refused.stderr
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackges = ["lab_within"]\n')
+    assert "did you mean 'packages'?" in samewise("show", folder=within).stderr
+    (tmp_path / "pyproject.toml").write_text("[tool.samewise\n")
+    assert "not valid TOML" in samewise("show", folder=within).stderr
+
+
+@pytest.fixture
+def on_path(tmp_path: Path) -> dict[str, str]:
+    """PATH with a `samewise` command that runs this interpreter's."""
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "samewise"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m samewise "$@"\n')
+    command.chmod(0o755)
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("samewise tra", {"train"}),
+        ("samewise train optimizer=ad", {"optimizer=adam", "optimizer=adamw"}),
+        ("samewise show loader.num", {"loader.num_workers="}),
+        ("samewise train --json max_", {"max_epochs=", "max_steps="}),
+        ("samewise list prec", {"precision"}),
+    ],
+)
+def test_bash_completes_commands_choices_and_keys(line: str, expected: set[str], tmp_path: Path, on_path: dict[str, str]) -> None:
+    script = f"""eval "$(samewise completion bash)"
+COMP_LINE='{line}' COMP_POINT={len(line)} COMP_CWORD={len(line.split()) - 1}
+{"hydra_bash_completion"}
+printf '%s\\n' "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **on_path}, timeout=120, check=False)
+    assert expected <= set(done.stdout.split()), done.stderr
+    assert all(word.startswith(line.split()[-1]) for word in done.stdout.split())
+
+
+def test_a_broken_line_completes_to_nothing(tmp_path: Path) -> None:
+    done = samewise("-sc", "query=bash", folder=tmp_path, COMP_LINE="samewise train optimizer=sdg a=[ ")
+    assert (done.stdout, done.stderr) == ("", "")

@@ -1,0 +1,180 @@
+"""From overrides to a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from samewise.runner import compose as composing
+from samewise.runner.compose import compose, dump, load, origins
+from samewise.runner.errors import ConfigError
+from samewise.runner.project import Project
+
+ROOT = Path(__file__).resolve().parents[2]
+BARE = Project(ROOT)
+CHOICES = sorted(f"{file.parent.relative_to(ROOT / 'configs')}={file.stem}" for file in (ROOT / "configs").glob("**/*.yaml") if file.parent != ROOT / "configs")
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Project:
+    """A project with a config folder of its own."""
+    return Project(tmp_path, configs=(tmp_path,))
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("experiment", [choice for choice in CHOICES if choice.startswith("experiment=")])
+def test_every_experiment_composes_small(experiment: str) -> None:
+    composed = compose([experiment, "debug=tiny"], project=BARE)
+    assert composed.choices["dataset"].startswith("generated_")
+    assert composed.cfg.max_steps == 20
+    assert composed.cfg.batch_size <= 16
+
+
+@pytest.mark.parametrize("group", sorted({choice.split("=")[0] for choice in CHOICES}))
+def test_every_choice_has_a_line_that_describes_it(group: str) -> None:
+    for name, line in composing.choices_of(group, project=BARE).items():
+        assert len(line) > 8, name
+
+
+def test_the_name_is_the_given_one_else_the_experiments_else_made_of_choices(mine: Project, tmp_path: Path) -> None:
+    write(tmp_path, "experiment/first.yaml", "# @package _global_\n# One of mine\nbatch_size: 32\n")
+    assert compose(["experiment=first", "name=other"], project=mine).name == "other"
+    assert compose(["experiment=first"], project=mine).name == "first"
+    assert compose(["model=resnet34"], project=mine).name == "classification-resnet34-digits"
+
+
+def test_the_command_line_wins_over_debug_over_the_experiment_over_the_defaults(mine: Project, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "experiment/first.yaml",
+        "# @package _global_\n# One of mine\ndefaults:\n  - override /optimizer: adamw\n  - _self_\nbatch_size: 32\nmax_steps: 7\n",
+    )
+    plain = compose(["experiment=first"], project=mine)
+    assert (plain.cfg.batch_size, plain.cfg.max_steps, plain.choices["optimizer"]) == (32, 7, "adamw")
+    small = compose(["experiment=first", "debug=tiny", "batch_size=16", "optimizer=sgd"], project=mine)
+    assert (small.cfg.batch_size, small.cfg.max_steps, small.choices["optimizer"]) == (16, 20, "sgd")
+
+
+def test_a_projects_choices_are_found_and_win_over_samewises(mine: Project, tmp_path: Path) -> None:
+    write(tmp_path, "dataset/ours.yaml", "# Ours\nnum_classes: 3\nchannels: 1\nmean: [0.5]\nstd: [0.5]\n")
+    write(tmp_path, "precision/fp32.yaml", "# Ours too\n_target_: lab.Precision\n")
+    composed = compose(["dataset=ours"], project=mine)
+    assert composed.cfg.recipe.num_classes == 3
+    assert composed.cfg.precision._target_ == "lab.Precision"
+    assert composing.choices_of("dataset", project=mine)["ours"] == "Ours"
+    assert "digits" in composing.choices_of("dataset", project=mine)
+
+
+def test_debug_tiny_follows_whatever_recipe_is_chosen(mine: Project, tmp_path: Path) -> None:
+    write(tmp_path, "recipe/ours.yaml", "# Ours\n_target_: lab.Recipe\n")
+    write(tmp_path, "dataset/generated_ours.yaml", "# Ours\nnum_classes: 2\nchannels: 1\nmean: [0.5]\nstd: [0.5]\n")
+    write(tmp_path, "debug/sizes/ours.yaml", "# @package _global_\n# Ours\nloader:\n  num_workers: 1\n")
+    write(tmp_path, "experiment/first.yaml", "# @package _global_\n# One of mine\ndefaults:\n  - override /recipe: ours\n  - override /dataset: imagenet\n")
+    for composed in (compose(["experiment=first", "debug=tiny"], project=mine), compose(["recipe=ours", "debug=tiny"], project=mine)):
+        assert (composed.choices["dataset"], composed.cfg.loader.num_workers) == ("generated_ours", 1)
+
+
+def test_a_key_that_is_not_known_cannot_be_set_from_code() -> None:
+    with pytest.raises(Exception, match="optimiser"):
+        compose([], project=BARE).cfg.optimiser = 3
+
+
+def test_a_saved_config_loads_again_with_its_types_choices_and_fingerprint(tmp_path: Path) -> None:
+    composed = compose(["optimizer.lr=0.05", "evaluate.mode=max", "evaluate.monitor=valid/accuracy", "debug=overfit"], project=BARE)
+    file = tmp_path / "config.yaml"
+    file.write_text(dump(composed))
+    again = load(file)
+    assert (again.fingerprint, again.name, again.choices) == (composed.fingerprint, composed.name, composed.choices)
+    assert OmegaConf.get_type(again.cfg, "loader").__name__ == "Loader"
+    file.write_text(file.read_text().replace("batch_size: 64", "batch_size: many"))
+    with pytest.raises(ConfigError, match="batch_size"):
+        load(file)
+    file.write_text("a: [")
+    with pytest.raises(ConfigError, match="not a run's config"):
+        load(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "nothing.yaml")
+
+
+def test_each_value_knows_the_file_or_override_it_comes_from(mine: Project, tmp_path: Path) -> None:
+    write(tmp_path, "experiment/first.yaml", "# @package _global_\n# One of mine\nbatch_size: 32\noptimizer:\n  lr: 0.3\n")
+    where = origins(["experiment=first", "seed=4", "optimizer.momentum=0.8"], project=mine)
+    assert where["seed"] == "override seed=4"
+    assert where["optimizer.momentum"] == "override optimizer.momentum=0.8"
+    assert where["optimizer.lr"] == where["batch_size"] == f"{tmp_path}/experiment/first.yaml"
+    assert where["optimizer._target_"] == "configs/optimizer/sgd.yaml"
+    assert where["max_epochs"] == "runner/schema.py"
+
+
+def problems_of(given: list[str], project: Project = BARE) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        compose(given, project=project)
+    return {problem.path: str(problem) for problem in caught.value.problems}
+
+
+def test_all_wrong_overrides_are_told_at_once_and_the_good_ones_kept() -> None:
+    wrong = ["lr=3", "optimiser.lr=1", "device=tpu", "batch_size=many", "max_steps=1.5", "optimizer=sdg", "loader.num_wokers=2", "~seedd", "evaluate=3"]
+    told = problems_of([*wrong, "seed=7", "model=resnet34"])
+    assert set(told) == {"lr", "optimiser.lr", "device", "batch_size", "max_steps", "optimizer", "loader.num_wokers", "seedd", "evaluate"}
+    assert "did you mean 'optimizer.lr'?" in told["lr"]
+    assert "did you mean 'optimizer.lr'?" in told["optimiser.lr"]
+    assert "one of: auto, cpu, cuda" in told["device"]
+    assert "a whole number" in told["batch_size"]
+    assert "did you mean 'sgd'?" in told["optimizer"]
+    assert "did you mean 'loader.num_workers'?" in told["loader.num_wokers"]
+    kept = compose([*wrong, "seed=7", "model=resnet34"], project=BARE, strict=False)
+    assert (kept.cfg.seed, kept.choices["model"], kept.overrides) == (7, "resnet34", ("model=resnet34", "seed=7"))
+    assert len(kept.problems) == len(wrong)
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "words"),
+    [
+        ("resnet18", "", "KEY=VALUE"),
+        ("a=[", "a", "cannot be read"),
+        ("seed=1,2", "seed", "several values make a sweep"),
+        ("seed=range(3)", "seed", "several values make a sweep"),
+        ("model=resnet18,resnet34", "model", "several values make a sweep"),
+        ("model=null", "model", "a choice is needed"),
+        ("model=5", "model", "no such choice"),
+        ("hydra.run.dir=x", "hydra.run.dir", "no effect here"),
+        ("optimizer.nestrov=true", "optimizer.nestrov", "did you mean 'optimizer.nesterov'?"),
+        ("optimizer.other=1", "optimizer.other", "+optimizer.other=1"),
+        ("+seed=3", "seed", "already"),
+        ("name=${nope.x}", "name", "refers to what does not exist"),
+        ("loader.pin_memory=perhaps", "loader.pin_memory", "true or false"),
+    ],
+)
+def test_a_wrong_override_is_told_by_its_path(override: str, path: str, words: str) -> None:
+    told = problems_of([override])
+    assert words in told[path]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# @package _global_\n# x\na: [1, 2\n", ["bad.yaml:", "not valid YAML"]),
+        ("# @package _global_\n# x\noptimiser:\n  lr: 1\n", ["experiment/bad.yaml", "optimiser", "did you mean 'optimizer'?"]),
+        ("# @package _global_\n# x\nloader:\n  num_wokers: 1\n", ["experiment/bad.yaml", "loader.num_wokers", "did you mean 'num_workers'?"]),
+        ("# @package _global_\n# x\nbatch_size: many\n", ["experiment/bad.yaml", "batch_size", "many"]),
+        ("# @package _global_\n# x\ndefaults:\n  - override /optimizer: sdg\n", ["experiment", "sdg", "did you mean 'sgd'?"]),
+        ("# @package _global_\n# x\ndefaults:\n  - override /optimiser: sgd\n", ["experiment/bad.yaml", "optimiser"]),
+        ("# @package _global_\n# x\nseed: ${sede}\n", ["seed", "${sede}"]),
+    ],
+)
+def test_a_wrong_file_is_told_by_its_name_beside_the_wrong_overrides(mine: Project, tmp_path: Path, text: str, words: list[str]) -> None:
+    write(tmp_path, "experiment/bad.yaml", text)
+    told = problems_of(["experiment=bad", "max_epochs=soon"], mine)
+    assert "max_epochs" in told
+    assert all(word in "\n".join(told.values()) for word in words), told
+
+
+def test_a_config_cannot_bring_python_objects_in(mine: Project, tmp_path: Path) -> None:
+    write(tmp_path, "experiment/bad.yaml", "# @package _global_\n# x\nname: !!python/object/apply:os.system ['touch pwned']\n")
+    assert "not valid YAML" in "\n".join(problems_of(["experiment=bad"], mine).values())

@@ -1,0 +1,122 @@
+"""What goes wrong while training: a message for a person, exit code 1, nothing damaged, and the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "tracking=none", "callbacks=none", "model.width=8"]
+
+
+@pytest.fixture
+def train(samewise):
+    return lambda run_root, *overrides: samewise("train", *TINY, f"run_root={run_root}", *overrides)
+
+
+def the_run(run_root: Path) -> Path:
+    (folder,) = run_root.glob("*/*/")
+    return folder
+
+
+def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_checkpoint_before_it(train, tmp_path):
+    done = train(tmp_path, "optimizer.lr=1e30", "checkpoint.every_steps=1")
+    assert done.returncode == 1
+    assert "loss is not finite" in done.stderr
+    assert "learning rate" in done.stderr
+    assert "step 2" in done.stderr
+    assert [path.name for path in the_run(tmp_path).glob("checkpoints/step-*")] == ["step-00000001"]
+    assert json.loads((the_run(tmp_path) / "failure.json").read_text())["step"] == 1
+    assert not (the_run(tmp_path) / "summary.json").exists()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(train, tmp_path):
+    whole = train(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    expected = json.loads((the_run(tmp_path / "whole") / "summary.json").read_text())["weights_sha256"]
+
+    assert train(tmp_path / "cut", "checkpoint.every_steps=6", "checkpoint.keep_last=5").returncode == 0
+    folder = the_run(tmp_path / "cut")
+    (folder / "summary.json").unlink()
+    for step in (20, 18):
+        state = folder / f"checkpoints/step-{step:08d}/state.pt"
+        data = bytearray(state.read_bytes())
+        data[len(data) // 3] ^= 4
+        state.write_bytes(data if step == 20 else data[:1000])
+    done = train(tmp_path / "cut", "checkpoint.every_steps=6", "checkpoint.keep_last=5")
+    assert done.returncode == 0, done.stderr
+    assert "step-00000020" in done.stderr
+    assert "cut short or altered" in done.stderr
+    assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == expected
+    assert (folder / "trace.jsonl").read_bytes() == (the_run(tmp_path / "whole") / "trace.jsonl").read_bytes()
+
+
+def test_two_processes_do_not_write_one_run(train, tmp_path):
+    import fcntl
+
+    assert train(tmp_path, "max_steps=2").returncode == 0
+    folder = the_run(tmp_path)
+    (folder / "summary.json").unlink()
+    with open(folder / ".lock") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        done = train(tmp_path, "max_steps=2")
+    assert done.returncode == 2
+    assert "is being written by" in done.stderr
+
+
+def test_other_data_in_the_same_folder_is_refused(train, tmp_path):
+    pictures = [make_pictures(tmp_path / name, shade) for name, shade in (("one", 0), ("two", 90))]
+    settings = [
+        "dataset=image_folder",
+        "max_epochs=1",
+        "dataset.num_classes=2",
+        "dataset.image_size=8",
+        "model.in_channels=3",
+        "transforms=images",
+        "max_steps=2",
+        "batch_size=4",
+    ]
+    first = train(tmp_path / "runs", *settings, f"dataset.root={pictures[0]}")
+    assert first.returncode == 0, first.stderr
+    again = train(tmp_path / "runs", *settings, f"dataset.root={pictures[0]}")
+    assert "nothing to train" in again.stdout
+    assert "data.train" not in again.stderr
+    other = train(tmp_path / "runs", *settings, f"dataset.root={pictures[1]}")
+    assert other.returncode == 2
+    assert "data.train" in other.stderr
+    assert "name=" in other.stderr
+
+
+def make_pictures(root: Path, shade: int) -> Path:
+    from PIL import Image
+
+    for split in ("train", "valid"):
+        for name, value in (("dark", 40), ("light", 160)):
+            (root / split / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (8, 8), (value + shade, number, 0)).save(root / split / name / f"{number}.png")
+    return root
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_ends_training_with_a_message_and_more_room_lets_it_go_on(train, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False).returncode:
+        pytest.skip("this sandbox may not mount a file system")
+    try:
+        full = train(disk / "runs", "model.width=16", "checkpoint.every_steps=2", "checkpoint.background=false")
+        assert full.returncode == 1
+        assert "No space left" in full.stderr or "disk is full" in full.stderr
+        assert "the same command" in full.stderr
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        done = train(disk / "runs", "model.width=16", "checkpoint.every_steps=2", "checkpoint.background=false")
+        assert done.returncode == 0, done.stderr
+        plain = train(tmp_path / "plain", "model.width=16")
+        assert json.loads((the_run(disk / "runs") / "summary.json").read_text())["weights_sha256"] in (the_run(tmp_path / "plain") / "summary.json").read_text()
+        assert plain.returncode == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

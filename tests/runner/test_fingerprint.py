@@ -1,0 +1,110 @@
+"""What is part of an experiment's identity, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from samewise.runner.compose import compose
+from samewise.runner.fingerprint import differences, fingerprint, identity
+from samewise.runner.project import Project
+
+BARE = Project(Path(__file__).resolve().parents[2])
+
+
+def composed(*overrides: str) -> DictConfig:
+    return compose(overrides, project=BARE).cfg
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "name=other",
+        "run_root=/elsewhere",
+        "device=cpu",
+        "loader.num_workers=3",
+        "loader.prefetch_factor=5",
+        "loader.pin_memory=false",
+        "checkpoint.every_steps=10",
+        "tracking=none",
+        "tracking.uri=http://127.0.0.1:5000",
+        "trace.layers_every_steps=0",
+        "callbacks=none",
+        "reproducibility.other_environment=record",
+        "reproducibility.fill_uninitialized_memory=true",
+        "strategy.rank_invariant=true",
+        "optimizer.lr=1e-1",
+        "+dataset.train.root=/data/here",
+        "+dataset.download=true",
+        "+dataset.cache_dir=/tmp/x",
+    ],
+)
+def test_what_cannot_change_a_result_is_outside(override: str) -> None:
+    assert fingerprint(composed(override)) == fingerprint(composed())
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=1",
+        "max_epochs=11",
+        "batch_size=32",
+        "replicas=2",
+        "accumulate=2",
+        "optimizer.lr=0.2",
+        "model=resnet34",
+        "dataset=mnist",
+        "loader.shuffle=false",
+        "precision=bf16",
+        "reproducibility.threads=2",
+        "reproducibility=portable",
+        "callbacks=ema",
+        "callbacks=early_stopping",
+        "strategy.rank_invariant=false",
+        "memory_format=channels_last",
+    ],
+)
+def test_what_can_change_a_result_is_inside(override: str) -> None:
+    assert fingerprint(composed(override)) != fingerprint(composed())
+
+
+def test_no_path_of_this_machine_is_inside() -> None:
+    text = str(identity(composed("+dataset.root=/data/secret", "run_root=/data/secret", "+dataset.train.root=/data/secret")))
+    assert "/data/secret" not in text
+
+
+def test_a_typed_number_is_the_same_however_it_is_written() -> None:
+    assert fingerprint(composed("clip_norm=1")) == fingerprint(composed("clip_norm=1.0")) == fingerprint(composed("clip_norm=10e-1"))
+
+
+def test_the_order_of_keys_does_not_matter() -> None:
+    cfg = composed()
+    turned = OmegaConf.create({key: cfg._get_node(key) for key in reversed(list(cfg))})
+    assert fingerprint(turned) == fingerprint(cfg)
+
+
+def test_a_weights_file_counts_by_its_content(tmp_path: Path) -> None:
+    prints = list[str]()
+    for name, content in (("a.pt", b"one"), ("b.pt", b"one"), ("c.pt", b"two")):
+        (tmp_path / name).write_bytes(content)
+        cfg = composed()
+        with open_dict(cfg):
+            cfg.initialise = {"weights": str(tmp_path / name)}
+        assert str(tmp_path) not in str(identity(cfg))
+        prints.append(fingerprint(cfg))
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_what_is_missing_does_not_stop_it() -> None:
+    assert "???" in str(identity(composed("++dataset.num_classes=???")))
+
+
+def test_differences_name_the_path_and_both_values() -> None:
+    assert differences(composed("seed=1", "optimizer.lr=0.2"), composed("+optimizer.foo=1")) == [
+        ("optimizer.foo", "???", 1),
+        ("optimizer.lr", 0.2, 0.1),
+        ("seed", 1, 0),
+    ]
+    assert differences(composed(), composed()) == []

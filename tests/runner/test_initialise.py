@@ -1,0 +1,303 @@
+"""Initial weights: by rules, from files, parametrised, frozen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+import yaml
+from torch import nn
+
+from samewise.runner import streams
+from samewise.runner.errors import ConfigError
+from samewise.runner.optim.initialise import METHODS, initialise
+from samewise.runner.optim.weights import Loaded
+
+CHOICES = sorted((Path(__file__).parents[2] / "configs" / "initialise").glob("*.yaml"))
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4))
+
+
+def other_weights(seed: int = 5) -> dict[str, torch.Tensor]:
+    with streams.scope(seed, "init"):
+        return {name: torch.randn_like(value) if value.is_floating_point() else value for name, value in network().state_dict().items()}
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def rules(**given: Any) -> dict[str, Any]:
+    return {"rules": given}
+
+
+METHOD_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "constant": {"val": 0.3},
+    "normal": {"mean": 1.0, "std": 0.1},
+    "uniform": {"a": -0.1, "b": 0.2},
+    "trunc_normal": {"std": 0.5, "a": -0.5, "b": 0.5},
+    "xavier_uniform": {"gain": 2.0},
+    "kaiming_normal": {"mode": "fan_out", "nonlinearity": "relu"},
+    "orthogonal": {"gain": 3.0},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_gives_what_torchs_gives_and_touches_nothing_else(name: str) -> None:
+    arguments = METHOD_ARGUMENTS.get(name, {})
+    model, expected = network(), torch.empty(8, 3, 3, 3)
+    others = {key: value.clone() for key, value in model.state_dict().items() if key != "0.weight"}
+    with streams.scope(0, "init"):
+        getattr(nn.init, f"{name}_")(expected, **arguments)
+    with streams.scope(0, "init"):
+        done = initialise(model, rules(a={"match": "convolution", "weight": {"method": name, **arguments}}))
+    assert torch.equal(model[0].weight, expected)
+    assert same({key: value for key, value in model.state_dict().items() if key != "0.weight"}, others)
+    assert done.rules == {"a": 1}
+
+
+def test_weight_and_bias_go_each_by_the_first_rule_that_sets_it() -> None:
+    model = network()
+    given = {
+        "head": {"match": "3.*", "weight": {"method": "constant", "val": 2.0}},
+        "all": {"match": ["convolution", "linear"], "weight": "ones", "bias": {"method": "constant", "val": 7.0}},
+    }
+    assert initialise(model, rules(**given)).rules == {"head": 1, "all": 3}
+    assert [model[0].weight.unique().tolist(), model[3].weight.unique().tolist()] == [[1.0], [2.0]]
+    assert [model[0].bias.unique().tolist(), model[3].bias.unique().tolist()] == [[7.0], [7.0]]
+
+
+def test_rules_may_be_a_list_and_null_leaves_one_out() -> None:
+    model = network()
+    initialise(model, {"rules": [{"match": "linear", "weight": "zeros"}]})
+    initialise(model, rules(a=None, b={"match": "bias", "bias": "ones"}))
+    assert model[3].weight.abs().sum() == 0
+    assert model[0].bias.mean() == model[1].bias.mean() == 1
+
+
+def test_the_same_stream_gives_the_same_weights() -> None:
+    models = [network(), network()]
+    for model in models:
+        with streams.scope(3, "init"):
+            initialise(model, rules(a={"match": ["convolution", "linear"], "weight": "orthogonal"}))
+    assert torch.equal(models[0][0].weight, models[1][0].weight)
+    assert torch.equal(models[0][3].weight, models[1][3].weight)
+
+
+@pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
+def test_every_choice_fits_a_resnet(path: Path) -> None:
+    with streams.scope(0, "init"):
+        model = torchvision.models.resnet50(num_classes=10)
+    before = model.conv1.weight.clone()
+    initialise(model, yaml.safe_load(path.read_text()))
+    assert torch.equal(model.conv1.weight, before) == (path.stem in ("default", "resnet_zero_gamma"))
+    zeros = sum(int(module.weight.abs().sum() == 0) for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    assert zeros == (16 if path.stem == "resnet_zero_gamma" else 0)
+
+
+def test_kaiming_normal_has_the_deviation_of_the_paper() -> None:
+    model = nn.Conv2d(64, 128, 3)
+    with streams.scope(0, "init"):
+        initialise(model, rules(a={"match": "weight", "weight": {"method": "kaiming_normal", "mode": "fan_out", "nonlinearity": "relu"}}))
+    assert model.weight.std().item() == pytest.approx(math.sqrt(2 / (128 * 9)), rel=0.02)
+
+
+WRAPPED: list[Callable[[dict[str, Any]], Any]] = [
+    lambda state: state,
+    lambda state: {"model": state, "epoch": 3, "optimizer": {"state": {}}},
+    lambda state: {"state_dict": {f"module.{name}": value for name, value in state.items()}},
+    lambda state: {"state_dict": {f"model.{name}": value for name, value in state.items()}},
+    lambda state: {"n_averaged": torch.tensor(4), **{f"module._orig_mod.{name}": value for name, value in state.items()}},
+    lambda state: {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")},
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_weights_come_out_of_the_usual_wrappers(tmp_path: Path, wrap: Callable[[dict[str, Any]], Any]) -> None:
+    state = other_weights()
+    torch.save(wrap(state), tmp_path / "weights.pt")
+    model = network()
+    done = initialise(model, {"weights": str(tmp_path / "weights.pt")})
+    assert same(dict(model.state_dict()), state)
+    assert len(done.loaded.sha256) == 64
+
+
+def test_weights_come_from_a_checkpoint_folder(tmp_path: Path) -> None:
+    torch.save({"step": 3, "model": other_weights(), "optimizers": {}}, tmp_path / "state.pt")
+    model = network()
+    initialise(model, {"weights": str(tmp_path)})
+    assert same(dict(model.state_dict()), other_weights())
+
+
+def test_a_part_can_be_left_out_and_stays_as_initialised(tmp_path: Path) -> None:
+    state = other_weights()
+    state["3.weight"], state["3.bias"] = torch.zeros(1000, 8), torch.zeros(1000)
+    torch.save(state, tmp_path / "weights.pt")
+    model = network()
+    head = model[3].weight.clone()
+    done = initialise(model, {"weights": str(tmp_path / "weights.pt"), "exclude": ["3.*"]})
+    assert torch.equal(model[3].weight, head)
+    assert torch.equal(model[0].weight, state["0.weight"])
+    assert done.loaded.excluded == done.loaded.missing == ("3.weight", "3.bias")
+
+
+def test_a_backbone_can_be_loaded_into_a_part_of_the_model(tmp_path: Path) -> None:
+    torch.save(other_weights(), tmp_path / "weights.pt")
+    model = nn.ModuleDict({"backbone": nn.ModuleDict({"body": network()}), "head": nn.Linear(4, 2)})
+    initialise(model, {"weights": str(tmp_path / "weights.pt"), "into": "backbone.body"})
+    assert same(dict(model["backbone"]["body"].state_dict()), other_weights())
+
+
+def test_without_strict_what_fits_by_name_is_loaded(tmp_path: Path) -> None:
+    state = {name: value for name, value in other_weights().items() if not name.startswith("1.")} | {"extra": torch.zeros(1)}
+    torch.save(state, tmp_path / "weights.pt")
+    model = network()
+    done = initialise(model, {"weights": str(tmp_path / "weights.pt"), "strict": False})
+    assert torch.equal(model[3].weight, state["3.weight"])
+    assert done.loaded.unexpected == ("extra",)
+    assert "1.weight" in done.loaded.missing
+
+
+class Anything:
+    """Something that is no tensor."""
+
+
+FILES: list[tuple[Callable[[Path], Any], dict[str, Any], str, str]] = [
+    (lambda path: None, {}, "initialise.weights", "no such file"),
+    (lambda path: path.with_name("weights.pth").write_bytes(b""), {}, "initialise.weights", r"did you mean '.*weights\.pth'"),
+    (lambda path: path.write_bytes(b"no weights at all"), {}, "initialise.weights", "damaged|cannot be read"),
+    (lambda path: path.write_bytes(b""), {}, "initialise.weights", "cannot be read"),
+    (lambda path: torch.save(Anything(), path), {}, "initialise.weights", "more than tensors"),
+    (lambda path: torch.save([torch.zeros(2)], path), {}, "initialise.weights", "not a state_dict"),
+    (lambda path: torch.save({"epoch": 3, "weights": [1]}, path), {}, "initialise.weights", "'epoch' is no tensor"),
+    (lambda path: torch.save(other_weights(), path), {"exclude": ["4.*"]}, "initialise.exclude", "matches nothing"),
+    (lambda path: torch.save(other_weights(), path), {"into": "33"}, "initialise.into", "not a module"),
+    (lambda path: torch.save(other_weights(), path), {"sha256": "0123456789"}, "initialise.sha256", "not that of"),
+    (lambda path: torch.save({"w": torch.zeros(1)}, path), {"strict": False}, "initialise.weights", "no name in common"),
+    (
+        lambda path: torch.save(other_weights() | {"0.weight": torch.zeros(8, 1, 3, 3)}, path),
+        {"strict": False},
+        "initialise.weights",
+        r"'0.weight' differs\n.*\[8, 1, 3, 3\]\n.*\[8, 3, 3, 3\]",
+    ),
+    (
+        lambda path: torch.save({("3.wieght" if name == "3.weight" else name): value for name, value in other_weights().items()}, path),
+        {},
+        "initialise.weights",
+        "'3.weight' is not in the file\n.*did you mean '3.wieght'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("write", "settings", "path", "message"), FILES)
+def test_a_file_that_does_not_fit_is_told_by_name_and_changes_nothing(
+    tmp_path: Path, write: Callable[[Path], Any], settings: dict[str, Any], path: str, message: str
+) -> None:
+    write(tmp_path / "weights.pt")
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ConfigError, match=message) as caught:
+        initialise(model, {"weights": str(tmp_path / "weights.pt"), **settings})
+    assert {problem.path for problem in caught.value.problems} == {path}
+    assert same(dict(model.state_dict()), before)
+
+
+def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save(other_weights(), file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        initialise(network(), {"weights": str(file)})
+
+
+def test_an_address_is_refused_with_advice() -> None:
+    with pytest.raises(ConfigError, match="download it first"):
+        initialise(network(), {"weights": "https://example.org/weights.pt"})
+
+
+def test_safetensors_are_read_where_the_package_is_there_and_asked_for_where_not(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        file.write_bytes(b"")
+        with pytest.raises(ConfigError, match="needs the package safetensors"):
+            initialise(network(), {"weights": str(file)})
+    else:
+        save_file(other_weights(), file)
+        model = network()
+        initialise(model, {"weights": str(file)})
+        assert same(dict(model.state_dict()), other_weights())
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_weights_are_parametrised_by_pattern_and_biases_left_alone(kind: str) -> None:
+    model = network()
+    initialise(model, {"parametrisations": {"head": {"match": "linear", "kind": kind}}})
+    assert nn.utils.parametrize.is_parametrized(model[3], "weight")
+    assert not nn.utils.parametrize.is_parametrized(model[3], "bias")
+    assert not nn.utils.parametrize.is_parametrized(model[0])
+    weight = model[3].weight
+    if kind == "orthogonal":
+        assert torch.allclose(weight @ weight.T, torch.eye(4), atol=1e-5)
+    assert model(torch.ones(2, 3, 3, 3)).shape == (2, 4)
+
+
+def test_weights_of_a_plain_and_of_a_parametrised_model_both_load_into_a_parametrised_one(tmp_path: Path) -> None:
+    settings = {"weights": str(tmp_path / "weights.pt"), "parametrisations": {"head": {"match": "linear", "kind": "weight_norm"}}}
+    torch.save(other_weights(), tmp_path / "weights.pt")
+    first, second = network(), network()
+    initialise(first, settings)
+    assert torch.allclose(first[3].weight, other_weights()["3.weight"], atol=1e-6)
+    torch.save(first.state_dict(), tmp_path / "weights.pt")
+    initialise(second, settings)
+    assert same(dict(first.state_dict()), dict(second.state_dict()))
+
+
+def test_frozen_parameters_need_no_gradient() -> None:
+    model = network()
+    assert initialise(model, {"frozen": ["0.*"]}).frozen == ("0.weight", "0.bias")
+    assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == ["1.weight", "1.bias", "3.weight", "3.bias"]
+
+
+def test_nothing_is_done_where_nothing_is_said() -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert initialise(model, {}).loaded == Loaded()
+    assert same(dict(model.state_dict()), before)
+
+
+WRONG = [
+    ({"weigths": None}, "initialise.weigths", "did you mean 'weights'"),
+    (rules(a={"match": "embedding", "weight": "zeros"}), "initialise.rules.a.match", "matches no parameter"),
+    (rules(a={"match": "linear", "weight": "zeross"}), "initialise.rules.a.weight", "did you mean 'zeros'"),
+    (rules(a={"match": "linear", "weight": {"method": "normal", "sdt": 1}}), "initialise.rules.a.weight.sdt", "did you mean 'std'"),
+    (rules(a={"match": "linear", "weight": {"method": "constant"}}), "initialise.rules.a.weight.val", "missing"),
+    (rules(a={"match": "linear"}), "initialise.rules.a", "not a rule"),
+    (rules(a={"weight": "zeros"}), "initialise.rules.a", "not a rule"),
+    (rules(a={"match": "linear", "wieght": "zeros", "bias": "zeros"}), "initialise.rules.a", "not a rule"),
+    (rules(a={"match": "*.bias", "weight": "zeros"}), "initialise.rules.a", "no weight among them"),
+    (rules(a={"match": "norm", "weight": "orthogonal"}), "initialise.rules.a", r"cannot initialise 1.weight \[8\]"),
+    ({"frozen": ["9.*"]}, "initialise.frozen", "matches no parameter"),
+    ({"parametrisations": {"a": {"match": "linear", "kind": "wieght_norm"}}}, "initialise.parametrisations.a.kind", "did you mean 'weight_norm'"),
+    (
+        {"parametrisations": {"a": {"match": "linear", "kind": "spectral_norm", "iterations": 2}}},
+        "initialise.parametrisations.a.iterations",
+        "n_power_iterations",
+    ),
+    ({"parametrisations": {"a": {"match": "norm", "kind": "orthogonal"}}}, "initialise.parametrisations.a", "cannot make orthogonal of 1.weight"),
+]
+
+
+@pytest.mark.parametrize(("settings", "path", "message"), WRONG)
+def test_a_setting_that_cannot_be_meant_is_told_at_its_key(settings: dict[str, Any], path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        initialise(network(), settings)
+    assert [problem.path for problem in caught.value.problems] == [path]

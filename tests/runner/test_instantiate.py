@@ -1,0 +1,161 @@
+"""Components from configs, and what a config may not name."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.instantiate import instantiate, locate
+
+STRANGERS = [
+    "os.system",
+    "subprocess.Popen",
+    "builtins.eval",
+    "builtins.exec",
+    "eval",
+    "importlib.import_module",
+    "shutil.rmtree",
+    "pathlib.Path.write_text",
+    "pickle.loads",
+    "numpy.load",
+    "torch.load",
+    "torch.save",
+    "torch.hub.load",
+    "torch.os.system",
+    "torch.nn.modules.module.warnings.sys.modules",
+    "torch.nn.functional.importlib.import_module",
+    "torch.utils.cpp_extension.load_inline",
+    "torch.utils.data.DataLoader",
+    "torch.nn.Module.__init__.__globals__",
+    "torch.nn.Module.__subclasses__",
+    "torch.nn.modules._functions.SyncBatchNorm",
+    "torch.nn.functional.torch.load",
+    "torch.optim.optimizer.functools.partial",
+    "torch.optim.lr_scheduler.types.FunctionType",
+    "torch.nn.modules.module.Any",
+    "torch.optim.sgd.torch.hub.load",
+    "torchvision.datasets.utils.download_url",
+    "torchvision.datasets.utils.download_and_extract_archive",
+    "torchvision.datasets.utils.os.system",
+    "torchvision.datasets.mnist.os.system",
+    "torchvision.datasets.mnist.download_and_extract_archive",
+    "torchvision.datasets.folder.os.remove",
+    "torchvision.datasets.MNIST.download",
+    "torchvision.datasets.cifar.pickle.load",
+    "torchvision.transforms.functional.sys.exit",
+    "torchvision.models._api.importlib.import_module",
+    "torchvision.models.resnet.partial",
+    "torchvision.io.read_file",
+    "torchvision.io.write_file",
+    "torchaudio.save",
+    "torchaudio.datasets.utils._extract_tar",
+    "torchmetrics.utilities.imports.importlib.import_module",
+    "samewise.runner.cli.main",
+    "samewise.runner.cli.os.system",
+    "samewise.runner.folder.write_atomically",
+    "samewise.runner.checkpoint.load",
+    "samewise.runner.instantiate.locate",
+    "samewise.runner.instantiate.importlib.import_module",
+    "samewise.runner.callbacks.progress.time.sleep",
+    "samewise.recipes.classification.torch.load",
+    "samewise.datasets.decode.torch.load",
+]
+
+
+@pytest.mark.parametrize("target", STRANGERS)
+def test_a_target_outside_the_components_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        instantiate({"_target_": target, "_args_": ["echo"]}, "model", allowed=())
+    assert caught.value.problems[0].path == "model._target_"
+    assert caught.value.problems[0].value == target
+
+
+@pytest.mark.parametrize(
+    "target",
+    [None, 3, "", ".", "torch..nn", "torch.nn.Linear()", "torch.nn.Linear; import os", " torch.nn.Linear", "torch.nn._reduction.get_enum", "torch.nn.Linear\n"],
+)
+def test_a_target_that_is_no_name_is_refused(target: object) -> None:
+    with pytest.raises(ConfigError, match=r"model\._target_"):
+        instantiate({"_target_": target}, "model", allowed=())
+
+
+def test_a_stranger_is_refused_inside_arguments_lists_and_partials() -> None:
+    evil = {"_target_": "os.system", "_partial_": True}
+    for node in ({"_target_": "torch.nn.Sequential", "_args_": [evil]}, {"a": [{"b": evil}]}, {"_target_": "torch.nn.ReLU", "inplace": evil}):
+        with pytest.raises(ConfigError, match=r"os\.system"):
+            instantiate(node, "model", allowed=())
+
+
+def test_a_data_set_of_a_library_may_not_be_sent_to_another_address(tmp_path: Path) -> None:
+    node = {"_target_": "torchaudio.datasets.SPEECHCOMMANDS", "root": str(tmp_path), "url": "http://127.0.0.1:9/x.tar.gz", "download": True}
+    with pytest.raises(ConfigError, match=r"dataset\.train\.url"):
+        instantiate(node, "dataset.train", allowed=())
+
+
+def test_a_declared_package_may_be_named_and_what_it_imports_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "lab_of_ours"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os\nfrom subprocess import run\nclass Thing:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert type(instantiate({"_target_": "lab_of_ours.Thing"}, "model", allowed=("lab_of_ours",))).__name__ == "Thing"
+    for target in ("lab_of_ours.os.system", "lab_of_ours.run"):
+        with pytest.raises(ConfigError):
+            locate(target, "model", ("lab_of_ours",))
+    with pytest.raises(ConfigError, match="outside the packages"):
+        locate("lab_of_ours.Thing", "model", ())
+
+
+def test_objects_are_built_through_lists_and_mappings() -> None:
+    node = OmegaConf.create(
+        {"width": 3, "layers": [{"_target_": "torch.nn.Linear", "in_features": "${width}", "out_features": 2}, {"_target_": "torch.nn.ReLU"}]}
+    )
+    made = instantiate(node, "model", allowed=())
+    assert made["width"] == 3
+    assert [type(layer) for layer in made["layers"]] == [torch.nn.Linear, torch.nn.ReLU]
+    assert made["layers"][0].in_features == 3
+
+
+def test_positional_arguments_and_extra_ones_reach_the_constructor() -> None:
+    assert len(instantiate({"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}]}, "model", allowed=())) == 1
+    assert instantiate({"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 2}, "model", allowed=(), in_features=5).in_features == 5
+
+
+def test_a_partial_waits_for_what_is_missing() -> None:
+    made = instantiate({"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.5}, "optimizer", allowed=())
+    assert isinstance(made, functools.partial)
+    assert made([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"] == 0.5
+
+
+def test_a_name_that_does_not_exist_is_told_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\._target_: does not exist(.|\n)*did you mean 'SGD'") as caught:
+        instantiate({"_target_": "torch.optim.SDG"}, "optimizer", allowed=())
+    assert caught.value.exit_code == 2
+
+
+def test_a_constructor_that_fails_is_told_at_its_path_with_its_cause() -> None:
+    with pytest.raises(ConfigError, match=r"model\.0: Dropout failed: dropout probability") as caught:
+        instantiate([{"_target_": "torch.nn.Dropout", "p": 3.0}], "model", allowed=())
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_argument_that_a_model_function_passes_on_is_told_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"model\.num_clases(.|\n)*did you mean 'num_classes'"):
+        instantiate({"_target_": "torchvision.models.resnet18", "num_clases": 3}, "model", allowed=())
+
+
+def test_an_error_of_our_own_gets_the_path_before_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "from samewise.runner.errors import DataError, Problem\n"
+        "class Bad:\n    def __init__(self):\n        raise DataError(Problem('root', 'is missing'), Problem('/data/x', 'is cut short'))\n"
+    )
+    (tmp_path / "lab_with_errors.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        instantiate({"_target_": "lab_with_errors.Bad"}, "dataset.train", allowed=("lab_with_errors",))
+    assert type(caught.value).__name__ == "DataError"
+    assert [problem.path for problem in caught.value.problems] == ["dataset.train.root", "/data/x"]

@@ -1,0 +1,127 @@
+"""`samewise train ... strategy.nproc=2` starts its own ranks, passes signals on, starts again where one dies, and says what went wrong once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=8",
+    "replicas=4",
+    "batch_size=16",
+    "max_steps=12",
+    "tracking=none",
+    "callbacks=none",
+    "checkpoint.every_steps=2",
+    "strategy=elastic",
+]
+
+
+def start(run_root: Path, *overrides: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "samewise", "train", *TINY, f"run_root={run_root}", *overrides, "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen, code: int) -> tuple[str, str]:
+    """What it has printed and said."""
+    output, said = process.communicate(timeout=300)
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    return output, said
+
+
+def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
+    """The ranks of a launcher that are alive, in order."""
+    found: dict[int, psutil.Process] = {}
+    for child in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.Error, KeyError):
+            if "samewise.runner.launch" in child.cmdline():
+                found[int(child.environ()["RANK"])] = child
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for_step(process: subprocess.Popen, run_root: Path, step: int) -> None:
+    deadline = time.monotonic() + 200
+    while sum(path.read_bytes().count(b"\n") - 1 for path in run_root.glob("*/*/trace.jsonl")) < step:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "the run makes no progress"
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(400)
+def test_a_rank_that_dies_is_told_or_made_good(samewise, tmp_path):
+    """One launcher may start again once; the second kill is told, and the same command then finishes, with the bits of an undisturbed run."""
+    process = start(tmp_path / "killed", "strategy.nproc=2", "strategy.max_restarts=1")
+    wait_for_step(process, tmp_path / "killed", 3)
+    first = ranks_of(process)
+    first[1].kill()
+    first[1].wait(60)
+    deadline = time.monotonic() + 100
+    while len(again := ranks_of(process)) < 2 or again[0].pid == first[0].pid:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    again[0].kill()
+    _, said = ended(process, 1)
+    assert "rank 0: was killed by SIGKILL" in said
+    alone, finished = (samewise("train", *TINY, f"run_root={tmp_path / name}", "strategy=single", "--json") for name in ("alone", "killed"))
+    assert json.loads(finished.stdout)["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
+
+
+@pytest.mark.timeout(300)
+def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
+    never = ("checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.keep_best=0")
+    process = start(tmp_path, "strategy.nproc=2", "loader.num_workers=1", *never, "max_steps=4000")
+    wait_for_step(process, tmp_path, 2)
+    process.send_signal(signal.SIGTERM)
+    _, said = ended(process, 3)
+    assert said.count(", and saved") == 1
+    assert len(list(tmp_path.glob("*/*/checkpoints/step-*"))) == 1
+
+
+@pytest.mark.timeout(300)
+def test_an_error_in_all_ranks_is_told_once_and_not_tried_again(tmp_path):
+    _, said = ended(start(tmp_path, "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
+    assert said.startswith("error:")
+    assert said.count("is not finite") == 1
+    assert len(list(tmp_path.glob("*/*/ranks/*/attempt_*"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ten_random_ranks_killed_in_one_run_that_starts_again_by_itself(tmp_path):
+    overrides = ["max_steps=60", "tracking=mlflow", "checkpoint.every_steps=1"]
+    ended(start(tmp_path / "alone", *overrides, "strategy=single"), 0)
+    chance, root = random.Random(4), tmp_path / "killed"
+    process = start(root, *overrides, "strategy.nproc=4", "strategy.max_restarts=12")
+    for kill in range(10):
+        wait_for_step(process, root, 5 * (kill + 1))
+        time.sleep(chance.random() * 0.2)
+        while not (alive := ranks_of(process)):
+            time.sleep(0.05)
+        chance.choice(alive).kill()
+    ended(process, 0)
+    (folder,), (alone,) = ((path.parent for path in (tmp_path / name).glob("*/*/summary.json")) for name in ("killed", "alone"))
+    assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == json.loads((alone / "summary.json").read_text())["weights_sha256"]
+    assert (folder / "trace.jsonl").read_bytes() == (alone / "trace.jsonl").read_bytes()
+    assert_each_point_once(root, 60)
+
+
+def assert_each_point_once(run_root: Path, steps: int) -> None:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run_root}/mlflow.db")
+    (tracked,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    assert tracked.info.status == "FINISHED"
+    assert sorted(point.step for point in client.get_metric_history(tracked.info.run_id, "train/loss")) == list(range(1, steps + 1))

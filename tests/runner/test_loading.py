@@ -1,0 +1,77 @@
+"""What is loaded depends on the key alone, not on who loads it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from samewise.runner.data.loading import Key, KeyedDataset, Loader
+from samewise.runner.digest import value_digest
+from samewise.runner.errors import DataError, Problem
+
+
+class Noisy:
+    """Draws from all three generators for each sample, as careless data sets do."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 63:
+            raise DataError(Problem("sample 63", "is broken"))
+        return {"value": torch.tensor([index, random.random(), np.random.rand(), torch.rand(()).item(), torch.get_num_threads()], dtype=torch.float64)}
+
+
+def batches(num_workers: int, *, keys=None, seed: int = 0) -> list[int]:
+    wanted = keys or [Key(epoch, start, tuple(range(start, start + 8))) for epoch in range(2) for start in range(0, 48, 8)]
+    loader = Loader(KeyedDataset(Noisy(), default_collate, seed=seed, stream="sample"), lambda: iter(wanted), num_workers=num_workers)
+    return [value_digest(batch) for batch in loader]
+
+
+def test_any_number_of_workers_gives_the_same_batches():
+    alone = batches(0)
+    assert len(set(alone)) == 12
+    assert batches(1) == alone
+    assert batches(3) == alone
+
+
+def test_the_main_process_stands_in_for_a_worker_with_one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert batches(0) == batches(1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_sample_does_not_depend_on_what_was_loaded_before():
+    keys = [Key(0, 8, tuple(range(8, 16)))]
+    assert batches(0, keys=keys) == batches(0)[1:2]
+
+
+def test_another_seed_or_epoch_gives_other_randomness():
+    assert not set(batches(0)[:6]) & set(batches(0)[6:])
+    assert not set(batches(0)) & set(batches(0, seed=1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_of_a_sample_arrives_as_it_was_raised(num_workers):
+    with pytest.raises(DataError) as caught:
+        batches(num_workers, keys=[Key(0, 56, tuple(range(56, 64)))])
+    assert str(caught.value) == "sample 63: is broken"
+
+
+def test_loading_draws_nothing_from_the_global_generator():
+    torch.manual_seed(0)
+    expected = torch.rand(())
+    torch.manual_seed(0)
+    wanted = [Key(0, 0, (0, 1))]
+    state = torch.default_generator.get_state()
+    iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), num_workers=1))
+    assert torch.equal(torch.default_generator.get_state(), state)
+    assert torch.rand(()) == expected

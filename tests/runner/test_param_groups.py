@@ -1,0 +1,164 @@
+"""Parameter groups by pattern."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+import yaml
+from torch import nn
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.optim.groups import parameter_groups
+
+
+@pytest.fixture
+def resnet() -> nn.Module:
+    with torch.device("meta"):
+        return torchvision.models.resnet18(num_classes=10)
+
+
+def names(group: dict[str, Any]) -> list[str]:
+    return [name for name, _ in group["params"]]
+
+
+def by_name(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    found = {group["name"]: group for group in groups}
+    assert len(found) == len(groups)
+    return found
+
+
+def torchvision_split(model: nn.Module) -> tuple[set[str], set[str]]:
+    """What torchvision's references/classification/utils.py does for norm_weight_decay: walk the modules, ask each whether it is a norm."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm, nn.LocalResponseNorm)
+    norms, others = set(), set()
+    for place, module in model.named_modules():
+        for name, _ in module.named_parameters(recurse=False):
+            (norms if isinstance(module, kinds) else others).add(f"{place}.{name}")
+    return norms, others
+
+
+@pytest.mark.parametrize(
+    ("build", "counts"), [(torchvision.models.resnet50, (106, 55)), (torchvision.models.swin_t, None), (torchvision.models.convnext_tiny, None)]
+)
+def test_no_decay_on_norms_splits_as_torchvisions_references_do(build: Any, counts: tuple[int, int] | None) -> None:
+    with torch.device("meta"):
+        model = build()
+    groups = by_name(parameter_groups(model, {"norms": {"match": "norm", "weight_decay": 0.0}}))
+    norms, others = torchvision_split(model)
+    assert (set(names(groups["norms"])), set(names(groups["rest"]))) == (norms, others)
+    assert groups["norms"]["weight_decay"] == 0.0
+    assert "weight_decay" not in groups["rest"]
+    if counts:
+        assert (len(norms), len(others)) == counts
+
+
+def test_without_rules_there_is_one_group_in_the_models_order(resnet: nn.Module) -> None:
+    (group,) = parameter_groups(resnet, {})
+    assert names(group) == [name for name, _ in resnet.named_parameters()]
+    assert [parameter for _, parameter in group["params"]] == list(resnet.parameters())
+
+
+def test_the_first_rule_that_matches_wins(resnet: nn.Module) -> None:
+    rules = {"head": {"match": "fc.*", "lr": 1.0}, "biases": {"match": "bias", "lr": 2.0}, "late": {"match": ["re:^layer[34]", "bn1.*"], "lr": 3.0}}
+    groups = by_name(parameter_groups(resnet, rules))
+    assert names(groups["head"]) == ["fc.weight", "fc.bias"]
+    assert all(name.endswith(".bias") and name != "fc.bias" for name in names(groups["biases"]))
+    assert "bn1.weight" in names(groups["late"])
+    assert all(name.startswith(("layer3", "layer4", "bn1")) for name in names(groups["late"]))
+    assert sum(len(group["params"]) for group in groups.values()) == len(list(resnet.parameters()))
+
+
+def test_a_class_is_named_bare_or_by_any_module_that_offers_it() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    for pattern in ("type:Linear", "type:torch.nn.Linear", "type:torch.nn.modules.linear.Linear", "linear"):
+        assert names(by_name(parameter_groups(model, {"found": {"match": pattern}}))["found"]) == ["2.weight", "2.bias"]
+    assert names(by_name(parameter_groups(model, {"found": {"match": "type:_ConvNd"}}))["found"]) == ["0.weight", "0.bias"]
+
+
+def test_biases_are_found_by_every_name_that_torch_gives_them() -> None:
+    model = nn.ModuleDict({"rnn": nn.LSTM(2, 2), "attention": nn.MultiheadAttention(2, 1), "conv": nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 2, 1))})
+    groups = by_name(parameter_groups(model, {"biases": {"match": "bias"}, "convolutions": {"match": "convolution"}}))
+    assert names(groups["biases"]) == ["rnn.bias_ih_l0", "rnn.bias_hh_l0", "attention.in_proj_bias", "attention.out_proj.bias", "conv.bias"]
+    assert names(groups["convolutions"]) == ["conv.parametrizations.weight.original0", "conv.parametrizations.weight.original1"]
+
+
+def test_frozen_parameters_are_in_no_group_and_need_no_gradient(resnet: nn.Module) -> None:
+    groups = parameter_groups(resnet, {"body": {"match": r"re:^(?!fc\.)", "frozen": True}})
+    assert [names(group) for group in groups] == [["fc.weight", "fc.bias"]]
+    assert {name for name, parameter in resnet.named_parameters() if parameter.requires_grad} == {"fc.weight", "fc.bias"}
+
+
+def test_layer_decay_multiplies_the_learning_rate_of_each_block(resnet: nn.Module) -> None:
+    groups = parameter_groups(
+        resnet, {"layers": {"layer_decay": 0.5}, "norms": {"match": "norm", "weight_decay": 0.0}, "head": {"match": "fc.*", "lr_factor": 10}}
+    )
+    factors = {name: group["lr_factor"] for group in groups for name in names(group)}
+    assert factors["fc.weight"] == 10
+    assert factors["layer4.0.conv1.weight"] == factors["layer4.1.bn2.bias"] == 0.5
+    assert factors["layer1.0.conv1.weight"] == 0.5**4
+    assert factors["conv1.weight"] == 0.5**6
+    assert {group["name"].partition(" ")[0] for group in groups if "weight_decay" in group} == {"norms"}
+    assert len({group["name"] for group in groups}) == len(groups)
+
+
+def test_shared_parameters_are_taken_once_under_their_first_name() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 3), "out": nn.Linear(3, 4, bias=False)})
+    model["out"].weight = model["embed"].weight
+    groups = by_name(parameter_groups(model, {"tables": {"match": "embedding"}}))
+    assert {name: names(group) for name, group in groups.items()} == {"tables": ["embed.weight"]}
+
+
+def test_a_phase_gets_its_share_while_rules_see_the_whole_model() -> None:
+    model = nn.ModuleDict({"generator": nn.Linear(2, 2), "generator2": nn.Linear(2, 2), "critic": nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))})
+    rules = {"norms": {"match": "norm", "weight_decay": 0.0}}
+    assert [names(group) for group in parameter_groups(model, rules, prefixes=("generator",))] == [["generator.weight", "generator.bias"]]
+    assert set(by_name(parameter_groups(model, rules, prefixes=("critic",)))) == {"rest", "norms"}
+    with pytest.raises(ConfigError, match="no parameter below critc to train"):
+        parameter_groups(model, rules, prefixes=("critc",))
+
+
+WRONG = [
+    ({"a": {"match": "layer5.*", "lr": 1}}, "param_groups.a.match", r"did you mean 'layer\d\.\*'"),
+    ({"a": {"match": "layer4", "lr": 1}}, "param_groups.a.match", r"did you mean 'layer4\.\*'"),
+    ({"a": {"match": "conv1.weigth"}}, "param_groups.a.match", "did you mean 'conv1.weight'"),
+    ({"a": {"match": "type:BatchNorm"}}, "param_groups.a.match", "did you mean 'type:BatchNorm2d'"),
+    ({"a": {"match": "embedding"}}, "param_groups.a.match", "the model has none"),
+    ({"a": {"match": "re:("}}, "param_groups.a.match", "not a regular expression"),
+    ({"a": {"match": []}}, "param_groups.a.match", "not a pattern"),
+    ({"a": {"match": 3}}, "param_groups.a.match", "not a pattern"),
+    ({"a": {"lr": 0.1}}, "param_groups.a", "not a rule"),
+    ({"a": "norm"}, "param_groups.a", "not a rule"),
+    ({"a": {"match": "norm", "frozen": "yes"}}, "param_groups.a.frozen", "true or false"),
+    ({"a": {"match": "norm", "lr_factor": -1}}, "param_groups.a.lr_factor", "at least 0"),
+    ({"a": {"match": "norm", "lr_factor": 1, "lr": 1}}, "param_groups.a", "both lr and lr_factor"),
+    ({"a": {"layer_decay": "much"}}, "param_groups.a", "layer-wise decay"),
+    ({"a": {"match": "re:.", "frozen": True}}, "param_groups", "no parameter to train"),
+]
+
+
+@pytest.mark.parametrize(("rules", "path", "message"), WRONG)
+def test_a_rule_that_cannot_be_meant_is_told_with_the_nearest_name(resnet: nn.Module, rules: dict[str, Any], path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parameter_groups(resnet, rules)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+def test_all_wrong_rules_are_told_at_once(resnet: nn.Module) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parameter_groups(resnet, {"a": {"match": "embedding"}, "b": {"match": "norm"}, "c": {"match": "fd.*"}, "d": 3})
+    assert [problem.path for problem in caught.value.problems] == ["param_groups.a.match", "param_groups.c.match", "param_groups.d"]
+
+
+CHOICES = sorted((Path(__file__).parents[2] / "configs" / "param_groups").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
+def test_every_choice_fits_a_resnet(path: Path, resnet: nn.Module) -> None:
+    groups = parameter_groups(resnet, yaml.safe_load(path.read_text()))
+    trained = sum(len(group["params"]) for group in groups)
+    assert trained == (2 if path.stem == "head_only" else len(list(resnet.parameters())))
+    assert (len(groups) > 1) == (path.stem not in ("none", "head_only"))

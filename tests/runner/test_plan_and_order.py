@@ -1,0 +1,74 @@
+"""Where each sample goes: the order of an epoch, and how it is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from samewise.runner.data.loading import training_keys
+from samewise.runner.data.order import RepeatedAugmentation, Sequential, Shuffled
+from samewise.runner.data.plan import Plan
+from samewise.runner.errors import ConfigError
+
+
+def positions(plan: Plan, step: int) -> list[range]:
+    return [range(*plan.bounds(step, number)[1:]) for number in range(plan.micro_batches)]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_every_position_of_an_epoch_is_taken_once(micro_batches, drop_last):
+    plan = Plan(samples=100, batch_size=24, micro_batches=micro_batches, drop_last=drop_last)
+    taken = [position for step in range(plan.steps_per_epoch) for part in positions(plan, step) for position in part]
+    assert taken == list(range(96 if drop_last else 100))
+
+
+def test_a_step_is_found_from_its_number_alone():
+    plan = Plan(samples=100, batch_size=24, micro_batches=2, drop_last=True)
+    assert plan.bounds(9, 1) == (2, 36, 48)
+
+
+def test_a_partial_batch_is_split_as_evenly_as_can_be():
+    plan = Plan(samples=10, batch_size=8, micro_batches=4, drop_last=False)
+    assert [len(part) for part in positions(plan, 1)] == [0, 1, 0, 1]
+
+
+def test_a_batch_larger_than_the_data_is_an_error_that_says_so():
+    with pytest.raises(ConfigError, match=r"batch_size.*10 samples"):
+        Plan(samples=10, batch_size=16, micro_batches=1, drop_last=True)
+
+
+def test_each_epoch_is_another_permutation_and_the_same_one_again():
+    order = Shuffled(range(50), seed=3)
+    assert sorted(order.indices(0).tolist()) == list(range(50))
+    assert torch.equal(order.indices(4), order.indices(4))
+    assert not torch.equal(order.indices(4), order.indices(5))
+    assert not torch.equal(order.indices(4), Shuffled(range(50), seed=4).indices(4))
+
+
+def test_without_shuffling_the_order_is_the_data_sets():
+    assert Sequential(range(5), seed=0).indices(3).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_seeking_gives_what_replaying_would():
+    order, plan = Shuffled(range(40), seed=0), Plan(samples=40, batch_size=8, micro_batches=2, drop_last=True)
+    replayed = list(training_keys(order, plan, first_step=0, steps=12, micro_batches=[0, 1]))
+    sought = list(training_keys(order, plan, first_step=7, steps=12, micro_batches=[0, 1]))
+    assert sought == replayed[14:]
+
+
+def test_a_process_that_carries_some_micro_batches_sees_just_those():
+    order, plan = Shuffled(range(40), seed=0), Plan(samples=40, batch_size=8, micro_batches=4, drop_last=True)
+    everything = list(training_keys(order, plan, first_step=0, steps=5, micro_batches=range(4)))
+    mine = list(training_keys(order, plan, first_step=0, steps=5, micro_batches=[2, 3]))
+    assert mine == [key for number, key in enumerate(everything) if number % 4 >= 2]
+
+
+def test_repeated_augmentation_shows_each_sample_to_different_replicas():
+    order = RepeatedAugmentation(range(1024), seed=0, repeats=4, batch_size=64, replicas=8)
+    indices = order.indices(0)
+    assert len(order) == len(indices) == 1024
+    assert len(indices.unique()) == 256
+    batch = indices[:64].view(8, 8)  # replica, sample
+    assert all(len(replica.unique()) == 8 for replica in batch)
+    assert len(indices[:64].unique()) == 16

@@ -1,0 +1,95 @@
+"""The promise: the same experiment gives the same bits, however often it is run, killed, resumed, and whoever loads its samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = ["experiment=resnet18_digits", "model.width=8", "max_epochs=2", "checkpoint.every_steps=3", "callbacks=none", "transforms=cifar", "transforms.size=8"]
+STEPS = 44
+
+
+@pytest.fixture(scope="module")
+def experiment(promise):
+    return promise.Promise(SMALL)
+
+
+@pytest.fixture(scope="module")
+def reference(experiment, tmp_path_factory) -> Path:
+    """One undisturbed run."""
+    return experiment.run(tmp_path_factory.mktemp("reference"), "tracking=none")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_run_again_with_any_number_of_workers(promise, experiment, reference, tmp_path, num_workers):
+    again = experiment.run(tmp_path, "tracking=none", f"loader.num_workers={num_workers}")
+    assert promise.weights(again) == promise.weights(reference)
+    assert promise.trace(again) == promise.trace(reference)
+    assert again.name == reference.name
+
+
+def test_another_seed_gives_other_bits(promise, experiment, reference, tmp_path):
+    other = experiment.run(tmp_path, "tracking=none", "seed=1")
+    assert promise.weights(other) != promise.weights(reference)
+    assert other.name != reference.name
+
+
+@pytest.mark.timeout(400)  # a busy machine takes minutes for eleven starts
+def test_killed_at_ten_random_moments_and_repeated_until_done(promise, experiment, reference, tmp_path):
+    chance, kills = random.Random(20), 0
+    while kills < 10 and experiment.kill_within(tmp_path, chance, f"loader.num_workers={kills % 2}"):
+        kills += 1
+    folder = experiment.run(tmp_path)
+    assert kills >= 7
+    assert promise.weights(folder) == promise.weights(reference)
+    assert promise.trace(folder) == promise.trace(reference)
+    assert_each_point_once(folder, tmp_path)
+
+
+def assert_each_point_once(folder: Path, run_root: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run_root}/mlflow.db")
+    runs = client.search_runs([found.experiment_id for found in client.search_experiments()])
+    assert len(runs) == 1
+    assert runs[0].info.status == "FINISHED"
+    losses = client.get_metric_history(runs[0].info.run_id, "train/loss")
+    assert sorted(point.step for point in losses) == list(range(1, STEPS + 1))
+    lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()[1:]]
+    assert {point.step: point.value for point in losses} == {line["step"]: float.fromhex(line["loss"]) for line in lines}
+    accuracies = client.get_metric_history(runs[0].info.run_id, "valid/accuracy")
+    assert [point.step for point in accuracies] == [22, 44]
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(promise, experiment, reference, tmp_path):
+    process = subprocess.Popen(experiment.command(tmp_path, "tracking=none", "checkpoint.every_steps=null"), stderr=subprocess.PIPE, env={**os.environ})
+    while promise.trace_lines(tmp_path) < 10:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors.decode()
+    assert b"SIGTERM" in errors
+    assert b"Traceback" not in errors
+    stopped = promise.trace_lines(tmp_path) - 1
+    assert [int(path.name.removeprefix("step-")) for path in tmp_path.glob("*/*/checkpoints/step-*")] == [stopped]
+    folder = experiment.run(tmp_path, "tracking=none", "checkpoint.every_steps=null")
+    assert promise.weights(folder) == promise.weights(reference)
+    assert promise.trace(folder) == promise.trace(reference)
+
+
+def test_a_finished_run_answers_without_training(promise, experiment, reference):
+    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.is_file()}
+    started = time.monotonic()
+    done = subprocess.run([*experiment.command(reference.parents[1], "tracking=none"), "--debug"], capture_output=True, text=True, check=True)
+    assert "nothing to train" in done.stdout
+    assert promise.weights(reference) in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.is_file()} == before
+    assert time.monotonic() - started < 30

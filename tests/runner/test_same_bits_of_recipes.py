@@ -1,0 +1,40 @@
+"""The promise, for every recipe at reduced size: the same bits run again, with workers, and killed and resumed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+COMMON = ["debug=tiny", "callbacks=none", "tracking=none", "reproducibility.threads=1", "checkpoint.every_steps=3"]
+SMALL = {
+    "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=4", "replicas=2", "model.channels=32", "evaluate.every_epochs=5"],
+    "separation": ["experiment=conv_tasnet_spoken_digits"],
+    "vocoder": ["experiment=wavernn_spoken_digits"],
+    "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"],
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("recipe", SMALL)
+def test_run_again_with_workers_and_killed(promise, recipe, tmp_path):
+    experiment = promise.Promise([*SMALL[recipe], *COMMON])
+    reference = experiment.run(tmp_path / "reference")
+    assert promise.trace(reference).count(b"\n") == 21
+    for number_of_workers in (0, 3):
+        again = experiment.run(tmp_path / f"again{number_of_workers}", f"loader.num_workers={number_of_workers}")
+        assert promise.weights(again) == promise.weights(reference)
+        assert promise.trace(again) == promise.trace(reference)
+    chance, kills = random.Random(3), 0
+    while kills < 3 and experiment.kill_within(tmp_path / "killed", chance, f"loader.num_workers={kills % 2}"):
+        kills += 1
+    resumed = experiment.run(tmp_path / "killed")
+    assert kills >= 2
+    assert promise.weights(resumed) == promise.weights(reference)
+    assert promise.trace(resumed) == promise.trace(reference)
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_another_seed_gives_other_bits(promise, recipe, tmp_path):
+    experiment = promise.Promise([*SMALL[recipe], *COMMON, "max_steps=2"])
+    assert promise.weights(experiment.run(tmp_path)) != promise.weights(experiment.run(tmp_path, "seed=1"))

@@ -1,0 +1,396 @@
+"""Schedules agree with torch's, over whole runs and for several groups, and are functions of the step."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim import lr_scheduler as reference
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.instantiate import instantiate
+from samewise.runner.optim.schedules import (
+    ByOptimizer,
+    Chained,
+    Constant,
+    ConstantWarmup,
+    Cosine,
+    Exponential,
+    LinearWarmup,
+    MultiStep,
+    OneCycle,
+    Plateau,
+    Polynomial,
+    Schedule,
+    Sequential,
+    Step,
+    TorchSchedule,
+)
+
+EPOCHS, STEPS_PER_EPOCH = 30, 4
+TOTAL = EPOCHS * STEPS_PER_EPOCH
+
+
+MOMENTUM = functools.partial(SGD, momentum=0.9)
+
+
+def optimizer(kind: Callable[..., Optimizer] = MOMENTUM) -> Optimizer:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.003, 2.0)]
+    return kind(groups, lr=1.0)
+
+
+def options(made: Optimizer) -> list[float]:
+    found: list[float] = []
+    for group in made.param_groups:
+        found += [group["lr"], group.get("momentum", 0.0), *group.get("betas", ())]
+    return found
+
+
+def ours(schedule: Schedule, made: Optimizer | None = None) -> list[list[float]]:
+    made = made or optimizer()
+    schedule.begin({"train": made}, steps_per_epoch=STEPS_PER_EPOCH, total_steps=TOTAL)
+    seen = []
+    for step in range(TOTAL):
+        schedule.before_step(step)
+        seen.append(options(made))
+    return seen
+
+
+def theirs(make: Callable[[Optimizer], reference.LRScheduler], unit: str, made: Optimizer | None = None) -> list[list[float]]:
+    made = made or optimizer()
+    scheduler = make(made)
+    seen = []
+    for step in range(TOTAL):
+        seen.append(options(made))
+        made.step()
+        if unit == "step" or (step + 1) % STEPS_PER_EPOCH == 0:
+            scheduler.step()
+    return seen
+
+
+def assert_same(left: list[list[float]], right: list[list[float]], lowest: float = 1e-15) -> None:
+    """Equal to 1e-12 of each value; near zero, where torch's recursions cancel, to `lowest`."""
+    assert len(left) == len(right) == TOTAL
+    for step, (a, b) in enumerate(zip(left, right, strict=True)):
+        assert a == pytest.approx(b, rel=1e-12, abs=lowest), f"step {step}"
+
+
+def sequential(*makes: Callable[[Optimizer], reference.LRScheduler], milestones: list[int]) -> Callable[[Optimizer], reference.LRScheduler]:
+    return lambda made: reference.SequentialLR(made, [make(made) for make in makes], milestones=milestones)
+
+
+def chained(*makes: Callable[[Optimizer], reference.LRScheduler]) -> Callable[[Optimizer], reference.LRScheduler]:
+    return lambda made: reference.ChainedScheduler([make(made) for make in makes])
+
+
+p = functools.partial
+PAIRS = [
+    (p(Constant), p(reference.ConstantLR, factor=1.0)),
+    (p(Step, step_size=7), p(reference.StepLR, step_size=7)),
+    (p(Step, step_size=1, gamma=0.97), p(reference.StepLR, step_size=1, gamma=0.97)),
+    (p(MultiStep, milestones=[3, 4, 16, 22]), p(reference.MultiStepLR, milestones=[3, 4, 16, 22])),
+    (p(MultiStep, milestones=[5], gamma=0.5), p(reference.MultiStepLR, milestones=[5], gamma=0.5)),
+    (p(Exponential, gamma=0.9), p(reference.ExponentialLR, gamma=0.9)),
+    (p(Cosine, t_max=200), p(reference.CosineAnnealingLR, T_max=200)),
+    (p(Cosine, t_max=125, eta_min=1e-3), p(reference.CosineAnnealingLR, T_max=125, eta_min=1e-3)),
+    (p(Polynomial, total=17, power=2.0), p(reference.PolynomialLR, total_iters=17, power=2.0)),
+    (p(Polynomial, total=200, power=0.9), p(reference.PolynomialLR, total_iters=200, power=0.9)),
+    (p(LinearWarmup, duration=9, start_factor=0.01), p(reference.LinearLR, total_iters=9, start_factor=0.01)),
+    (p(LinearWarmup, duration=12, start_factor=1.0, end_factor=0.2), p(reference.LinearLR, total_iters=12, start_factor=1.0, end_factor=0.2)),
+    (p(ConstantWarmup, duration=6, factor=0.25), p(reference.ConstantLR, total_iters=6, factor=0.25)),
+]
+
+
+@pytest.mark.parametrize("unit", ["step", "epoch"])
+@pytest.mark.parametrize(("mine", "torchs"), PAIRS, ids=lambda made: f"{made.func.__name__}{list(made.keywords.values())}")
+def test_a_schedule_agrees_with_torch_over_a_whole_run(mine: Callable[..., Schedule], torchs: Callable[..., reference.LRScheduler], unit: str) -> None:
+    assert_same(ours(mine(unit=unit)), theirs(torchs, unit))
+
+
+@pytest.mark.parametrize("kind", [p(SGD, momentum=0.5), Adam])
+@pytest.mark.parametrize("three_phase", [False, True])
+@pytest.mark.parametrize("anneal", ["cos", "linear"])
+def test_one_cycle_agrees_with_torch_in_learning_rate_and_momentum(kind: Callable[..., Optimizer], three_phase: bool, anneal: str) -> None:
+    lrs = [0.4, 0.02, 1.0]
+    torchs = p(reference.OneCycleLR, max_lr=lrs, total_steps=TOTAL, pct_start=0.25, three_phase=three_phase, anneal_strategy=anneal)
+    made = optimizer(kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler, expected = torchs(made), []
+        for step in range(TOTAL):
+            expected.append(options(made))
+            if step < TOTAL - 1:
+                scheduler.step()
+    assert_same(ours(OneCycle(max_lr=lrs, pct_start=0.25, three_phase=three_phase, anneal=anneal), optimizer(kind)), expected)
+    assert len({round(values[1], 6) for values in expected} | {round(values[2], 6) for values in expected}) > 10, "the momentum moves"
+
+
+def test_one_cycle_without_a_highest_rate_rises_to_each_groups_own() -> None:
+    seen = ours(OneCycle(cycle_momentum=False))
+    assert [max(values[index] for values in seen) for index in (0, 2, 4)] == pytest.approx([0.1, 0.003, 2.0], rel=1e-2)
+    assert {values[1] for values in seen} == {0.9}
+
+
+def test_a_cycle_so_short_that_a_phase_is_empty_does_not_divide_by_zero() -> None:
+    schedule, made = OneCycle(pct_start=0.25), optimizer()
+    schedule.begin({"train": made}, steps_per_epoch=4, total_steps=4)
+    for step in range(4):
+        schedule.before_step(step)
+        assert 0 < made.param_groups[0]["lr"] <= 0.1
+
+
+def test_the_closed_form_example_of_torch_1_4() -> None:
+    made = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = Chained(schedules=[Exponential(gamma=0.9), Step(step_size=3, gamma=0.1)])
+    schedule.begin({"train": made}, steps_per_epoch=1, total_steps=5)
+    seen = []
+    for step in range(5):
+        schedule.before_step(step)
+        seen.append(made.param_groups[0]["lr"])
+    assert seen == pytest.approx([0.1, 0.09, 0.081, 0.00729, 0.006561], rel=1e-12)
+
+
+def test_the_resnet50_recipe_warms_up_for_five_epochs_and_then_follows_a_cosine_to_the_end() -> None:
+    mine = Sequential(schedules=[LinearWarmup(start_factor=0.01, duration=5), Cosine()], milestones=[5])
+    warm, cosine = p(reference.LinearLR, start_factor=0.01, total_iters=5), p(reference.CosineAnnealingLR, T_max=EPOCHS - 5)
+    assert_same(ours(mine), theirs(sequential(warm, cosine, milestones=[5]), "epoch"))
+
+
+def test_three_schedules_in_sequence_restart_their_time_at_each_milestone() -> None:
+    mine = Sequential(
+        schedules=[ConstantWarmup(duration=2, unit="step"), Exponential(gamma=0.98, unit="step"), Step(step_size=10, gamma=0.3, unit="step")],
+        milestones=[15, 60],
+        unit="step",
+    )
+    parts = (p(reference.ConstantLR, total_iters=2), p(reference.ExponentialLR, gamma=0.98), p(reference.StepLR, step_size=10, gamma=0.3))
+    assert_same(ours(mine), theirs(sequential(*parts, milestones=[15, 60]), "step"))
+
+
+def test_chained_factors_agree_with_torch() -> None:
+    mine = Chained(schedules=[LinearWarmup(start_factor=0.1, duration=6), MultiStep(milestones=[4, 9]), Cosine(t_max=100)])
+    warm, steps = p(reference.LinearLR, start_factor=0.1, total_iters=6), p(reference.MultiStepLR, milestones=[4, 9])
+    assert_same(ours(mine), theirs(chained(warm, steps, p(reference.CosineAnnealingLR, T_max=100)), "epoch"))
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "warm"), [(2000, 1000), (20, 19), (1, 0)])
+def test_the_retinanet_recipe_warms_up_by_steps_within_the_first_epoch_and_falls_by_epochs(steps_per_epoch: int, warm: int) -> None:
+    schedule = Chained(schedules=[LinearWarmup(start_factor=1 / 1000, duration=1000, unit="step", within_first_epoch=True), MultiStep(milestones=[16, 22])])
+    made = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
+    schedule.begin({"train": made}, steps_per_epoch=steps_per_epoch, total_steps=26 * steps_per_epoch)
+
+    def lr(step: int) -> float:
+        schedule.before_step(step)
+        return made.param_groups[0]["lr"]
+
+    assert lr(0) == pytest.approx(1e-5 if warm else 0.01, rel=1e-12)
+    if warm:
+        assert lr(warm - 1) == pytest.approx(0.01 * (1 / 1000 + 999 / 1000 * (warm - 1) / warm), rel=1e-12)
+    assert lr(warm) == lr(16 * steps_per_epoch - 1) == 0.01
+    assert lr(16 * steps_per_epoch) == pytest.approx(1e-3, rel=1e-12)
+    assert lr(26 * steps_per_epoch - 1) == pytest.approx(1e-4, rel=1e-12)
+
+
+def test_cosine_and_polynomial_end_where_training_does_when_no_time_is_given() -> None:
+    assert_same(ours(Cosine(unit="step")), theirs(p(reference.CosineAnnealingLR, T_max=TOTAL), "step"))
+    assert_same(ours(Polynomial(unit="epoch")), theirs(p(reference.PolynomialLR, total_iters=EPOCHS), "epoch"))
+
+
+PLATEAUS = [
+    {},
+    {"patience": 2, "factor": 0.5},
+    {"patience": 0, "cooldown": 3, "threshold": 0.01, "threshold_mode": "abs"},
+    {"patience": 1, "min_lr": 0.002, "mode": "max"},
+]
+
+
+@pytest.mark.parametrize("settings", PLATEAUS, ids=str)
+def test_plateau_agrees_with_torch(settings: dict[str, object]) -> None:
+    noise = torch.rand(EPOCHS, generator=torch.Generator().manual_seed(1)).tolist()
+    losses = [1 / (1 + epoch) + 0.1 * noise[epoch] if epoch < 12 else 0.1 for epoch in range(EPOCHS)]
+    mine, held = Plateau(metric="valid/loss", **settings), optimizer()
+    mine.begin({"train": held}, steps_per_epoch=STEPS_PER_EPOCH, total_steps=TOTAL)
+    other = optimizer()
+    scheduler = reference.ReduceLROnPlateau(other, **settings)
+    seen = set()
+    for epoch, loss in enumerate(losses):
+        mine.before_step(epoch * STEPS_PER_EPOCH)
+        assert options(held) == pytest.approx(options(other), rel=1e-12)
+        seen.add(held.param_groups[0]["lr"])
+        mine.after_evaluation({"valid/loss": loss, "valid/accuracy": 0.0})
+        scheduler.step(loss)
+    assert len(seen) > 1, "the learning rate fell"
+
+
+def test_plateau_says_which_metric_it_misses() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'valid/loss'"):
+        Plateau(metric="valid/los").after_evaluation({"valid/loss": 1.0, "valid/accuracy": 0.5})
+
+
+def test_a_plateau_in_a_sequence_hears_only_of_its_own_time_and_goes_on_after_its_state_was_loaded() -> None:
+    def make() -> tuple[Schedule, Optimizer]:
+        schedule = Sequential(schedules=[LinearWarmup(duration=2), Chained(schedules=[Exponential(gamma=0.9), Plateau(patience=1)])], milestones=[2])
+        made = optimizer()
+        schedule.begin({"train": made}, steps_per_epoch=1, total_steps=20)
+        return schedule, made
+
+    whole, made = make()
+    expected, states = [], []
+    for step in range(20):
+        whole.before_step(step)
+        expected.append(options(made))
+        states.append(whole.state_dict())
+        whole.after_evaluation({"valid/loss": 1.0})
+    assert len({round(values[0] / 0.9**step, 12) for step, values in enumerate(expected[2:])}) > 4
+    for middle in (1, 2, 9):
+        resumed, made = make()
+        resumed.load_state_dict(states[middle])
+        resumed.after_evaluation({"valid/loss": 1.0})
+        for step in range(middle + 1, 20):
+            resumed.before_step(step)
+            assert options(made) == expected[step]
+            resumed.after_evaluation({"valid/loss": 1.0})
+
+
+SEEKABLE = [
+    lambda: OneCycle(),
+    lambda: Sequential(schedules=[LinearWarmup(duration=5, unit="step"), Cosine(unit="step")], milestones=[5], unit="step"),
+    lambda: Chained(schedules=[LinearWarmup(duration=3), MultiStep(milestones=[4, 9]), Exponential(gamma=0.99, unit="step")]),
+    lambda: TorchSchedule(scheduler=p(reference.CosineAnnealingWarmRestarts, T_0=7), unit="step"),
+    lambda: ByOptimizer(schedules={"train": Polynomial(power=2.0)}),
+]
+
+
+@pytest.mark.parametrize("make", SEEKABLE)
+def test_a_seek_equals_going_through_all_steps(make: Callable[[], Schedule]) -> None:
+    expected = ours(make())
+    assert make().state_dict() == {}
+    made, schedule = optimizer(), make()
+    schedule.begin({"train": made}, steps_per_epoch=STEPS_PER_EPOCH, total_steps=TOTAL)
+    for step in (77, 3, 119, 0, 60):
+        schedule.before_step(step)
+        assert options(made) == expected[step]
+
+
+def test_a_schedule_begun_again_on_a_loaded_optimizer_keeps_the_first_options() -> None:
+    made, schedule = optimizer(), Exponential(gamma=0.5, unit="step")
+    expected = ours(schedule, made)
+    fresh = optimizer()
+    fresh.load_state_dict(made.state_dict())
+    assert ours(Exponential(gamma=0.5, unit="step"), fresh) == expected
+    begun, schedule = optimizer(), Exponential(gamma=0.5, unit="step")
+    schedule.begin({"train": begun}, steps_per_epoch=STEPS_PER_EPOCH, total_steps=TOTAL)
+    begun.load_state_dict(made.state_dict())
+    schedule.before_step(3)
+    assert options(begun) == expected[3]
+
+
+def test_the_state_of_a_scheduled_optimizer_can_be_loaded_without_trusting_it(tmp_path) -> None:
+    made = optimizer(Adam)
+    ours(OneCycle(), made)
+    torch.save(made.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["param_groups"][0]["lr"] == made.param_groups[0]["lr"]
+
+
+TORCHS = [
+    p(reference.CyclicLR, base_lr=0.01, max_lr=0.2, step_size_up=9),
+    p(reference.CosineAnnealingWarmRestarts, T_0=5, T_mult=2),
+    p(reference.LambdaLR, lr_lambda=lambda time: 1 / (1 + time)),
+]
+
+
+@pytest.mark.parametrize("unit", ["step", "epoch"])
+@pytest.mark.parametrize("make", TORCHS, ids=lambda made: made.func.__name__)
+def test_any_torch_scheduler_can_be_brought(make: Callable[..., reference.LRScheduler], unit: str) -> None:
+    assert ours(TorchSchedule(scheduler=make, unit=unit)) == theirs(make, unit)
+
+
+def test_a_torch_scheduler_chained_with_ours_is_a_factor() -> None:
+    mine = Chained(schedules=[Step(step_size=5, gamma=0.1), TorchSchedule(scheduler=p(reference.ExponentialLR, gamma=0.9))])
+    assert_same(ours(mine), theirs(chained(p(reference.StepLR, step_size=5), p(reference.ExponentialLR, gamma=0.9)), "epoch"))
+
+
+def test_each_optimizer_can_have_a_schedule_of_its_own() -> None:
+    first, second, third = optimizer(), optimizer(Adam), optimizer()
+    schedule = ByOptimizer(schedules={"generator": Exponential(gamma=0.5), "critic": OneCycle(max_lr=[1.0, 2.0, 3.0])})
+    schedule.begin({"generator": first, "critic": second, "other": third}, steps_per_epoch=1, total_steps=10)
+    schedule.before_step(2)
+    assert [group["lr"] for group in first.param_groups] == pytest.approx([0.025, 0.00075, 0.5])
+    assert second.param_groups[0]["lr"] == pytest.approx(1.0)
+    assert [group["lr"] for group in third.param_groups] == [0.1, 0.003, 2.0]
+
+
+def test_training_that_is_cut_short_before_a_milestone_is_no_error() -> None:
+    schedule, made = Sequential(schedules=[LinearWarmup(duration=5), Cosine()], milestones=[5]), optimizer()
+    schedule.begin({"train": made}, steps_per_epoch=10, total_steps=20)
+    schedule.before_step(19)
+    assert made.param_groups[0]["lr"] < 0.1
+
+
+WRONG = [
+    (lambda: Step(step_size=0), "step_size"),
+    (lambda: Step(step_size=1.5), "step_size"),
+    (lambda: MultiStep(milestones=[5, 3]), "milestones"),
+    (lambda: MultiStep(milestones=[0, 3]), "milestones"),
+    (lambda: MultiStep(milestones=7), "milestones"),
+    (lambda: Exponential(gamma=-1), "gamma"),
+    (lambda: Exponential(gamma="0.9"), "gamma"),
+    (lambda: Exponential(gamma=float("nan")), "gamma"),
+    (lambda: Cosine(t_max=0), "t_max"),
+    (lambda: Polynomial(total=-3), "total"),
+    (lambda: Constant(unit="steps"), "unit"),
+    (lambda: OneCycle(pct_start=1.2), "pct_start"),
+    (lambda: OneCycle(div_factor=0), "div_factor"),
+    (lambda: LinearWarmup(duration=-1), "duration"),
+    (lambda: LinearWarmup(duration=10, within_first_epoch=True), "within_first_epoch"),
+    (lambda: Plateau(factor=1.0), "factor"),
+    (lambda: Plateau(mode="lower"), "mode"),
+    (lambda: Sequential(schedules=[Constant(), Constant()], milestones=[]), "milestones"),
+    (lambda: Sequential(schedules=[Constant(), 3], milestones=[1]), "schedules.1"),
+    (lambda: Chained(schedules=[]), "schedules"),
+    (lambda: ours(OneCycle(max_lr=[0.1])), "scheduler.max_lr"),
+    (lambda: ours(OneCycle(), optimizer(torch.optim.Adagrad)), "scheduler.cycle_momentum"),
+    (lambda: ours(ByOptimizer(schedules={"trian": Constant()})), "scheduler.schedules.trian"),
+    (lambda: ours(TorchSchedule(scheduler=p(reference.ReduceLROnPlateau))), "scheduler.scheduler"),
+    (lambda: ours(TorchSchedule(scheduler=p(reference.StepLR, step=3))), "scheduler.scheduler"),
+]
+
+
+@pytest.mark.parametrize(("make", "path"), WRONG, ids=[path for _, path in WRONG])
+def test_an_impossible_setting_is_named(make: Callable[[], object], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+CHOICES = sorted((Path(__file__).parents[2] / "configs" / "scheduler").glob("*.yaml"))
+
+
+def choice(name: str, *overrides: str) -> Schedule:
+    path = next(path for path in CHOICES if path.stem == name)
+    root = OmegaConf.create({"scheduler": OmegaConf.load(path), "evaluate": {"monitor": "valid/loss", "mode": "min"}})
+    root.merge_with_dotlist(list(overrides))
+    return instantiate(root.scheduler, "scheduler", allowed=("samewise.runner.optim", "torch.optim"))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in CHOICES])
+def test_every_choice_is_a_schedule_that_runs(name: str) -> None:
+    schedule = choice(name)
+    seen = ours(schedule)
+    schedule.after_evaluation({"valid/loss": 1.0})
+    stays = ("constant", "plateau", "step", "multi_step")  # the first milestones of the last two lie at 30 epochs, where this run ends
+    assert (len({values[0] for values in seen}) == 1) == (name in stays)
+
+
+def test_the_warm_up_choices_follow_an_override_by_name() -> None:
+    warm, cosine = p(reference.LinearLR, start_factor=0.01, total_iters=8), p(reference.CosineAnnealingLR, T_max=TOTAL - 8)
+    mine = choice("warmup_cosine", "scheduler.schedules.warmup.duration=8", "scheduler.unit=step")
+    assert_same(ours(mine), theirs(sequential(warm, cosine, milestones=[8]), "step"))
+    with pytest.raises(ConfigError) as caught:
+        choice("warmup_multi_step", "scheduler.schedules.decay.milestones=[5,3]")
+    assert [problem.path for problem in caught.value.problems] == ["scheduler.schedules.decay.milestones"]

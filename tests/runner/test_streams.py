@@ -1,0 +1,63 @@
+"""Randomness is a function of its key."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from samewise.runner import streams
+
+
+def drawn() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+def test_a_stream_gives_the_same_numbers_whenever_it_is_entered():
+    streams.enter(7, "sample", 3, 14)
+    first = drawn()
+    drawn()
+    streams.enter(7, "sample", 3, 14)
+    assert drawn() == first
+
+
+@pytest.mark.parametrize("other", [(8, "sample", 3, 14), (7, "step", 3, 14), (7, "sample", 14, 3), (7, "sample", 3), (7, "sample", 3, 14, 0)])
+def test_another_key_is_another_stream_for_each_generator(other):
+    streams.enter(7, "sample", 3, 14)
+    first = drawn()
+    streams.enter(*other)
+    assert all(one != two for one, two in zip(first, drawn(), strict=True))
+
+
+def test_a_scope_leaves_the_generators_as_they_were():
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = drawn()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    with contextlib.suppress(ZeroDivisionError), streams.scope(5, "init"):
+        drawn()
+        raise ZeroDivisionError
+    assert drawn() == expected
+
+
+def test_keys_of_neighbouring_numbers_share_no_bits_on_average():
+    keys = [streams.key(0, "sample", number) for number in range(2000)]
+    flipped = [(one ^ two).bit_count() for one, two in itertools.pairwise(keys)]
+    assert len(set(keys)) == 2000
+    assert 31.5 < sum(flipped) / len(flipped) < 32.5
+
+
+def test_keys_are_the_same_on_every_machine():
+    assert streams.key(0, "init") == 2879138877524531326
+    assert streams.key(-3, "sample", 1, 2**40) == 7601186314624158506
+
+
+def test_a_generator_of_its_own_does_not_touch_the_global_one():
+    torch.manual_seed(1)
+    expected = torch.rand(())
+    torch.manual_seed(1)
+    torch.randperm(10, generator=streams.generator(0, "order", 0))
+    assert torch.rand(()) == expected

@@ -1,0 +1,105 @@
+"""The trace says where two runs part."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from samewise.runner import trace
+from samewise.runner.digest import tensor_digest, weights_sha256
+from samewise.runner.trace import Trace
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def record(path, steps, *, change=lambda step, net: None, start=0, chain=0):
+    net = model()
+    written = Trace(path, net)
+    written.open(start, chain)
+    for step in range(1, steps + 1):
+        torch.manual_seed(step)
+        net(torch.randn(5, 4)).sum().backward()
+        change(step, net)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.1 * parameter.grad
+        if step > start:
+            written.record(step, batch=step, inputs=step, loss=float(step))
+        net.zero_grad()
+    written.close()
+    return written.chain
+
+
+def test_the_same_training_gives_the_same_file(tmp_path):
+    record(tmp_path / "a", 5), record(tmp_path / "b", 5)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert len((tmp_path / "a").read_text().splitlines()) == 6
+
+
+def test_a_resumed_trace_is_the_undisturbed_one(tmp_path):
+    record(tmp_path / "whole", 6)
+    record(tmp_path / "cut", 5)
+    _, lines = trace.read(tmp_path / "cut")
+    with open(tmp_path / "cut", "a") as file:
+        file.write('{"step": 6, "ba')  # killed while it wrote
+    record(tmp_path / "cut", 6, start=3, chain=int(lines[3]["chain"], 16))
+    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def parting(tmp_path, change):
+    record(tmp_path / "a", 4), record(tmp_path / "b", 4, change=change)
+    head, one = trace.read(tmp_path / "a")
+    _, two = trace.read(tmp_path / "b")
+    return next((step, *found) for step in one if (found := trace.parting(head, one[step], two[step])))
+
+
+def test_a_changed_gradient_is_found_at_its_step_and_layer(tmp_path):
+    def change(step, net):
+        if step == 3:
+            net[1].weight.grad[1] += 1e-6
+
+    assert parting(tmp_path, change) == (3, "gradients", "1.weight")
+
+
+def test_a_changed_buffer_is_found_among_the_weights(tmp_path):
+    def change(step, net):
+        if step == 2:
+            net[1].running_var[0] *= 1.0000001
+
+    assert parting(tmp_path, change) == (2, "weights", "1.running_var")
+
+
+def test_of_several_gradients_the_one_computed_first_is_named(tmp_path):
+    def change(step, net):
+        if step == 1:
+            net[0].weight.grad += 1
+            net[2].bias.grad += 1
+
+    assert parting(tmp_path, change) == (1, "gradients", "2.bias")
+
+
+def test_one_bit_changes_a_digest():
+    tensor = torch.zeros(1000)
+    before = tensor_digest(tensor)
+    tensor.view(torch.int32)[777] ^= 1
+    assert tensor_digest(tensor) != before
+
+
+def test_digests_take_every_dtype_and_layout():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.bool):
+        assert tensor_digest(torch.ones(3, 2, dtype=dtype)) == tensor_digest(torch.ones(3, 2, dtype=dtype))
+    image = torch.randn(2, 3, 4, 5)
+    assert tensor_digest(image.to(memory_format=torch.channels_last)) == tensor_digest(image.permute(0, 2, 3, 1).contiguous())
+    assert tensor_digest(torch.tensor(1.5)) != tensor_digest(torch.tensor(2.5))
+
+
+def test_the_weights_digest_covers_names_dtypes_shapes_and_bytes():
+    base = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(1)}
+    digest = weights_sha256(base)
+    assert weights_sha256(dict(reversed(base.items()))) == digest
+    assert weights_sha256({**base, "a": base["a"].t().contiguous().t()}) == digest
+    for other in ({**base, "c": base["b"]}, {**base, "a": base["a"].view(3, 2)}, {**base, "a": base["a"].double()}, {**base, "b": torch.tensor(2)}):
+        assert weights_sha256(other) != digest

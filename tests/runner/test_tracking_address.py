@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.folder import RunFolder
+from samewise.runner.schema import Tracking
+from samewise.runner.tracking.address import checked, problem, sqlite_file, without_password
+from samewise.runner.tracking.tracker import open_tracker
+
+
+@pytest.mark.parametrize(
+    ("uri", "word"),
+    [
+        ("mlruns", "sqlite:///mlruns/mlflow.db"),
+        ("./runs/mlflow.db", "sqlite:///./runs/mlflow.db"),
+        ("file:///data/mlruns", "sqlite:////data/mlruns/mlflow.db"),
+        ("sqlite://", "needs a file"),
+        ("sqlite:///:memory:", "needs a file"),
+        ("sqlte:///runs/mlflow.db", "did you mean 'sqlite'?"),
+        ("htp://host", "did you mean 'http'?"),
+        ("http://", "server's name is missing"),
+        ("postgresql://me@host/db", "name the driver"),
+        ("postgresql+no_such_driver://me:secret@host/db", "no_such_driver"),
+    ],
+)
+def test_a_uri_that_mlflow_would_not_take_is_refused_with_what_to_write_instead(uri: str, word: str) -> None:
+    found = problem(uri)
+    assert found is not None
+    assert word in str(found)
+    assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///runs/mlflow.db", "sqlite:////tmp/x.db?timeout=60", "http://host:5000", "https://host/mlflow"])
+def test_a_uri_that_mlflow_takes_is_no_problem(uri: str) -> None:
+    assert problem(uri) is None
+
+
+def test_an_sqlite_file_becomes_absolute_and_keeps_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert checked("sqlite:///runs/mlflow.db?timeout=60") == f"sqlite:///{tmp_path}/runs/mlflow.db?timeout=60"
+    assert sqlite_file(checked("sqlite:///runs/mlflow.db?timeout=60")) == tmp_path / "runs" / "mlflow.db"
+    assert checked(checked("sqlite:///x.db")) == checked("sqlite:///x.db")
+
+
+def test_a_password_is_not_shown() -> None:
+    assert without_password("postgresql+psycopg2://me:hush@host:5432/db") == "postgresql+psycopg2://me:***@host:5432/db"
+
+
+def test_a_file_that_is_no_sqlite_store_is_refused_before_training(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    (tmp_path / "mlflow.db").write_text("these are not the bytes of a database")
+    with pytest.raises(ConfigError, match="not an SQLite file"):
+        open_tracker(folder, OmegaConf.structured(Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db")), resume_step=None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="folder cannot be made"):
+        open_tracker(folder, OmegaConf.structured(Tracking(uri=f"sqlite:///{tmp_path}/file/mlflow.db")), resume_step=None)
+
+
+def test_without_tracking_the_journal_is_the_only_record(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.create()
+    tracker = open_tracker(folder, OmegaConf.structured(Tracking(enabled=False, uri="nonsense://")), resume_step=None)
+    tracker.start()
+    tracker.log({"loss": 1.0}, 1)
+    tracker.finish("FINISHED")
+    assert tracker.run_id() is None
+    assert folder.metrics.read_text().count("\n") == 3
+    assert not folder.tracking.exists()

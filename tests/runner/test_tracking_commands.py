@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+
+from samewise.runner.cli import main
+from samewise.runner.folder import RunFolder
+from samewise.runner.schema import Tracking
+from samewise.runner.tracking.tracker import open_tracker
+
+
+@pytest.fixture
+def unsent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run of which MLflow knows nothing, as if its store had been away."""
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "runs" / "tried" / "0123456789ab")
+    folder.create()
+    settings = Tracking(uri="sqlite:///runs/mlflow.db", experiment="tried")
+    folder.config.write_text(OmegaConf.to_yaml(OmegaConf.create({"seed": 3, "tracking": OmegaConf.structured(settings)})))
+    tracker = open_tracker(folder, OmegaConf.structured(Tracking(enabled=False)), resume_step=None)
+    tracker.start()
+    for step in range(1, 6):
+        tracker.log({"train/loss": 1 / step}, step)
+    tracker.finish("FINISHED")
+    return folder
+
+
+def test_sync_sends_what_is_missing_and_then_nothing(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["run"], said["state"], said["metrics"]) == ("tried/0123456789ab", "sent", 5)
+    connection = sqlite3.connect(unsent.path.parents[1] / "mlflow.db")
+    assert connection.execute("select status, run_uuid from runs").fetchall() == [("FINISHED", said["mlflow_run_id"])]
+    assert connection.execute("select step, value from metrics order by step").fetchall() == [(step, 1 / step) for step in range(1, 6)]
+    connection.close()
+    assert main(["sync", "0123", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == 0
+
+
+def test_sync_says_what_it_could_not_send(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, but not listening
+        assert main(["sync", "--uri", f"http://127.0.0.1:{nobody.getsockname()[1]}"]) == 1
+    assert "could not be sent" in capsys.readouterr().out
+
+
+def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    from samewise.runner.tracking.progress import sending_lock
+
+    with sending_lock(unsent, wait=False) as mine:
+        assert mine
+        assert main(["sync"]) == 0
+    assert "in progress" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (["sync", "--run-root", "nowhere"], "there are no runs"),
+        (["sync", "no-such-run"], "no run of that name"),
+        (["sync", "--uri", "mlruns"], "sqlite:///mlruns/mlflow.db"),
+        (["ui"], "samewise train experiment=resnet18_digits"),
+        (["ui", "--uri", "file:///somewhere"], "no longer keeps runs as files"),
+        (["ui", "--port", "70000"], "no port number"),
+    ],
+)
+def test_a_wrong_argument_is_answered_with_what_to_do(unsent: RunFolder, capsys: pytest.CaptureFixture[str], argv: list[str], word: str) -> None:
+    if argv[-1] == "70000":
+        (unsent.path.parents[1] / "mlflow.db").write_bytes(b"SQLite format 3\0")
+    assert main(argv) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_ui_refuses_a_port_that_is_taken(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    (unsent.path.parents[1] / "mlflow.db").write_bytes(b"SQLite format 3\0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["ui", "--port", str(taken.getsockname()[1])]) == 2
+    assert "the port is taken" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ui_serves_the_store_and_ends_with_ctrl_c(unsent: RunFolder) -> None:
+    assert main(["sync"]) == 0
+    command = [sys.executable, "-m", "samewise", "ui"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=unsent.path.parents[2])
+    assert process.stdout is not None
+    address = process.stdout.readline().split()[2]
+    with urllib.request.urlopen(f"{address}/ajax-api/2.0/mlflow/experiments/search?max_results=10", timeout=30) as answer:
+        assert {experiment["name"] for experiment in json.load(answer)["experiments"]} == {"Default", "tried"}
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert not psutil.wait_procs(family, timeout=10)[1]

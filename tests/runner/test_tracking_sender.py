@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.folder import RunFolder, read_json, write_json
+from samewise.runner.tracking import progress
+
+TRAINER = Path(__file__).with_name("tracking_trainer.py")
+Points = dict[tuple[str, int], float]
+
+
+class Store:
+    """An SQLite store, looked at behind MLflow's back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.uri = f"sqlite:///{path}"
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=30)
+        try:
+            return connection.execute(query, values).fetchall()
+        finally:
+            connection.close()
+
+    def points(self, run: str) -> tuple[int, Points]:
+        """How many rows, and the values by key and step, without the system's."""
+        rows = self.rows("select key, step, value from metrics where run_uuid = ? and key not like 'system/%'", run)
+        return len(rows), {(key, step): value for key, step, value in rows}
+
+    def status(self, run: str) -> str:
+        return self.rows("select status from runs where run_uuid = ?", run)[0][0]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    from samewise.runner.tracking.store import open_client
+
+    made = Store(tmp_path_factory.mktemp("store") / "mlflow.db")
+    open_client(made.uri)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "tried" / "0123456789ab")
+
+
+def start(folder: RunFolder, uri: str, steps: int, pause: float = 0.0, status: str = "FINISHED") -> subprocess.Popen[str]:
+    command = [sys.executable, str(TRAINER), str(folder.path), uri, str(steps), str(pause), status]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert "samewise sync" not in err, err
+    return out.strip()
+
+
+def until(true: Callable[[], bool], *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def expected(steps: int) -> Points:
+    return {(key, step): value for step in range(1, steps + 1) for key, value in (("train/loss", 1 / step), ("train/step", float(step)))}
+
+
+def test_a_finished_run_is_in_mlflow_with_all_that_belongs_to_it(folder: RunFolder, store: Store) -> None:
+    run = finish(start(folder, store.uri, 1500))
+    assert store.points(run) == (3000, expected(1500))
+    status, name, started, ended = store.rows("select status, name, start_time, end_time from runs where run_uuid = ?", run)[0]
+    assert (status, name) == ("FINISHED", "tried-0123456789ab")
+    times = [row[0] for row in store.rows("select timestamp from metrics where run_uuid = ? and key = 'train/loss'", run)]
+    assert started <= min(times) <= max(times) <= ended
+    params = dict(store.rows("select key, value from params where run_uuid = ?", run))
+    assert params["optimizer.lr"] == "0.1"
+    assert params["choices.model"] == "resnet18"
+    tags = dict(store.rows("select key, value from tags where run_uuid = ?", run))
+    told = {
+        "samewise.fingerprint": "f" * 64,
+        "samewise.level": "R1",
+        "samewise.reproducibility": "strict",
+        "mlflow.source.git.commit": "c" * 40,
+        "who": "a test",
+    }
+    assert told.items() <= tags.items()
+    assert tags["env.versions.torch"] == "2"
+    inputs = "select d.name, d.digest, d.dataset_profile from inputs i join datasets d on d.dataset_uuid = i.source_id where i.destination_id = ?"
+    assert [(name, digest, json.loads(profile)) for name, digest, profile in store.rows(inputs, run)] == [("digits", "a" * 36, {"num_rows": 1000})]
+    artifacts = store.path.parent / "mlartifacts" / run / "artifacts"
+    files = {path.relative_to(artifacts).as_posix() for path in artifacts.rglob("*") if path.is_file()}
+    assert files == {"config.yaml", "environment.json", "pictures/confusion.txt"}
+
+
+def test_a_trainer_killed_at_random_and_started_again_leaves_every_value_there_once(folder: RunFolder, store: Store) -> None:
+    chance = random.Random(5)
+    for number in range(3):
+        trainer = start(folder, store.uri, 400, 0.005)
+        time.sleep(chance.uniform(0.3, 1.2))
+        os.kill(trainer.pid, signal.SIGKILL)
+        trainer.communicate()
+        if number == 1:  # once, let the sender end; else the next trainer comes while it is still at work
+            until(lambda: read_json(folder.tracking) is not None and read_json(folder.tracking)["status"] == "KILLED")
+            assert store.status(progress.load(folder).run_id or "") == "KILLED"
+    run = finish(start(folder, store.uri, 400))
+    assert store.points(run) == (800, expected(400))
+    assert store.status(run) == "FINISHED"
+    assert len(store.rows("select 1 from tags where key = 'samewise.folder' and value = ?", str(folder.path))) == 1
+
+
+def test_a_run_says_how_it_ended(folder: RunFolder, store: Store) -> None:
+    run = finish(start(folder, store.uri, 5, status="FAILED"))
+    assert store.status(run) == "FAILED"
+
+
+def sending(folder: RunFolder, store: Store) -> Any:
+    from samewise.runner.tracking.sending import Sending
+    from samewise.runner.tracking.store import open_client
+
+    return Sending(folder, {"uri": store.uri, "experiment": "tried"}, open_client(store.uri))
+
+
+@pytest.fixture
+def written(folder: RunFolder) -> RunFolder:
+    from samewise.runner.tracking.journal import Journal
+
+    folder.create()
+    journal = Journal(folder.metrics, resume_step=None)
+    for step in range(1, 11):
+        journal.log({"train/loss": 1 / step, "train/step": float(step)}, step)
+    journal.status("FINISHED")
+    journal.close()
+    return folder
+
+
+def test_a_crash_between_making_the_mlflow_run_and_noting_it_leaves_no_second_run(written: RunFolder, store: Store) -> None:
+    sending(written, store).synchronise(alive=True)
+    noted = read_json(written.tracking)
+    write_json(written.tracking, {"store": noted["store"], "intent": noted["intent"]})
+    after = sending(written, store)
+    after.synchronise(alive=False)
+    assert after.progress.run_id == noted["run_id"]
+    assert store.points(noted["run_id"]) == (20, expected(10))
+
+
+def test_sending_everything_again_changes_nothing(written: RunFolder, store: Store) -> None:
+    first = sending(written, store)
+    first.synchronise(alive=False)
+    again = sending(written, store)
+    assert again.synchronise(alive=False).metrics == 0
+    again.progress.sent.clear()
+    assert again.synchronise(alive=False).metrics == 20
+    assert store.points(first.progress.run_id) == (20, expected(10))
+
+
+def test_a_run_deleted_in_mlflow_is_made_again_and_gets_everything(written: RunFolder, store: Store) -> None:
+    from samewise.runner.tracking.sending import RunGone
+
+    first = sending(written, store)
+    first.synchronise(alive=True)
+    lost = first.progress.run_id
+    first.client.delete_run(lost)
+    with written.metrics.open("a") as journal:
+        journal.write('{"step": 11, "time_ms": 1700000000000, "metrics": {"train/loss": 0.09090909090909091, "train/step": 11.0}}\n')
+    with pytest.raises(RunGone, match=lost):
+        first.synchronise(alive=True)
+    first.synchronise(alive=False)
+    assert first.progress.run_id != lost
+    assert store.points(first.progress.run_id) == (22, expected(11))
+
+
+def test_names_that_mlflow_refuses_are_changed_and_hold_nothing_up(written: RunFolder, store: Store) -> None:
+    with written.metrics.open("a") as journal:
+        for name in ("../up", "a?b", "x" * 300, "ends/"):
+            journal.write(json.dumps({"step": 1, "time_ms": 1, "metrics": {name: 1.0}}) + "\n")
+    done = sending(written, store)
+    assert done.synchronise(alive=False).refused == 0
+    keys = {key for key, _ in store.points(done.progress.run_id)[1]}
+    assert {"up", "a_b", "ends"} < keys
+    assert len(keys) == 6
+
+
+def test_a_run_sent_to_another_store_and_back_goes_on_where_it_was(written: RunFolder, store: Store, tmp_path: Path) -> None:
+    first = sending(written, store)
+    first.synchronise(alive=True)
+    other = Store(tmp_path / "mlflow.db")
+    shutil.copy(store.path, other.path)
+    there = sending(written, other)
+    assert there.synchronise(alive=True).metrics == 20
+    back = sending(written, store)
+    assert back.synchronise(alive=False).metrics == 0
+    assert back.progress.run_id == first.progress.run_id
+    assert store.points(first.progress.run_id) == (20, expected(10))
+
+
+def test_a_changed_artifact_is_uploaded_again_and_an_unchanged_one_is_not(written: RunFolder, store: Store) -> None:
+    picture = written.artifacts / "picture.txt"
+    picture.write_text("one")
+    done = sending(written, store)
+    assert done.synchronise(alive=False).files == 1
+    assert done.synchronise(alive=False).files == 1
+    picture.write_text("another")
+    assert done.synchronise(alive=False).files == 2
+    assert (store.path.parent / "mlartifacts" / done.progress.run_id / "artifacts" / "picture.txt").read_text() == "another"
+
+
+EIGHT = """
+import os, sys
+from samewise.runner.tracking.store import open_client, artifact_location
+uri = sys.argv[1]
+children = []
+for _ in range(8):
+    pid = os.fork()
+    if pid == 0:
+        client = open_client(uri)
+        run = client.create_run("0")
+        for step in range(20):
+            client.log_metric(run.info.run_id, "loss", step / 3, step=step, timestamp=step)
+        os._exit(0)
+    children.append(pid)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in children))
+"""
+
+
+def test_eight_processes_that_start_on_a_fresh_file_find_one_whole_store(tmp_path: Path) -> None:
+    fresh = Store(tmp_path / "deep" / "mlflow.db")
+    done = subprocess.run([sys.executable, "-c", EIGHT, fresh.uri], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert fresh.rows("select count(*), count(distinct run_uuid) from metrics") == [(160, 8)]
+    assert fresh.rows("select count(*) from alembic_version") == [(1,)]
+    assert {path.name for path in fresh.path.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
+
+
+@pytest.mark.slow
+def test_a_store_whose_making_was_killed_is_made_again(tmp_path: Path, store: Store) -> None:
+    from samewise.runner.tracking.store import open_client
+
+    torn = store.path.read_bytes()[:5000]
+    (tmp_path / ".mlflow.db.new").write_bytes(torn)
+    open_client(f"sqlite:///{tmp_path}/mlflow.db").search_experiments()
+    assert not (tmp_path / ".mlflow.db.new").exists()
+
+
+@pytest.mark.slow
+def test_senders_of_several_runs_share_one_file(tmp_path: Path, store: Store) -> None:
+    folders = [RunFolder(tmp_path / "many" / f"{number:012d}") for number in range(3)]
+    trainers = [start(folder, store.uri, 300, 0.001) for folder in folders]
+    for run in [finish(trainer) for trainer in trainers]:
+        assert store.points(run) == (600, expected(300))
+
+
+def test_the_disk_of_the_run_may_be_moved_and_the_run_goes_on(written: RunFolder, store: Store, tmp_path: Path) -> None:
+    first = sending(written, store)
+    first.synchronise(alive=False)
+    moved = RunFolder(tmp_path / "elsewhere" / written.path.name)
+    shutil.copytree(written.path, moved.path)
+    again = sending(moved, store)
+    assert again.synchronise(alive=False).metrics == 0
+    assert again.progress.run_id == first.progress.run_id

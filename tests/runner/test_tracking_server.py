@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+TRAINER = Path(__file__).with_name("tracking_trainer.py")
+
+
+class Server:
+    """A real `mlflow server` with one worker, in a process group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "server.db"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        folder = self.store.parent
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.store}", "--artifacts-destination", str(folder / "files")]
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with open(folder / "server.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
+                return
+            except (urllib.error.URLError, OSError):
+                assert time.monotonic() < deadline, (folder / "server.log").read_text()
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def points(self) -> list[tuple[str, int, float]]:
+        connection = sqlite3.connect(self.store, timeout=30)
+        try:
+            return connection.execute("select key, step, value from metrics where key not like 'system/%' order by key, step").fetchall()
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "server").mkdir()
+    made = Server(tmp_path / "server")
+    yield made
+    made.kill()
+
+
+def expected(steps: int) -> list[tuple[str, int, float]]:
+    return [("train/loss", step, 1 / step) for step in range(1, steps + 1)] + [("train/step", step, float(step)) for step in range(1, steps + 1)]
+
+
+def start(folder: Path, uri: str, steps: int, pause: float) -> subprocess.Popen[str]:
+    command = [sys.executable, str(TRAINER), str(folder), uri, str(steps), str(pause)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_server_killed_twice_and_a_trainer_killed_once_lose_and_double_nothing(server: Server, tmp_path: Path) -> None:
+    folder, steps = tmp_path / "tried" / "0123456789ab", 1500
+    server.start()
+    trainer = start(folder, server.uri, steps, 0.01)
+    time.sleep(5.0)
+    server.kill()
+    time.sleep(1.0)
+    trainer.kill()
+    trainer.communicate()
+    trainer = start(folder, server.uri, steps, 0.01)
+    time.sleep(1.0)
+    server.start()
+    time.sleep(3.0)
+    server.kill()
+    time.sleep(1.0)
+    server.start()
+    _, err = trainer.communicate(timeout=120)
+    assert trainer.returncode == 0, err
+    assert server.points() == expected(steps)
+    connection = sqlite3.connect(server.store)
+    assert connection.execute("select status from runs").fetchall() == [("FINISHED",)]
+    assert len(list((server.store.parent / "files").rglob("confusion.txt"))) == 1
+    connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_a_server_that_was_away_did_not_get_is_sent_by_sync(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tried" / "0123456789ab"
+    trainer = start(folder, server.uri, 200, 0.0)
+    time.sleep(4.0)
+    everything = [trainer.pid, *(child.pid for child in psutil.Process(trainer.pid).children(recursive=True))]
+    for pid in everything:  # as a scheduler does that takes a whole job down
+        os.kill(pid, signal.SIGKILL)
+    trainer.communicate()
+    assert not server.store.exists()
+    assert "cannot send to MLflow" in (folder / "sender.log").read_text()
+    server.start()
+    sync = [sys.executable, "-m", "samewise", "sync", "--run-root", str(tmp_path / "runs")]
+    done = subprocess.run(sync, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sent 400 metrics" in done.stdout
+    assert server.points() == expected(200)
+    again = subprocess.run([*sync, "--json"], capture_output=True, text=True, check=False)
+    assert '"metrics": 0' in again.stdout

@@ -1,0 +1,132 @@
+"""`samewise verify` and `samewise diff` say in words whether two runs are the same, and name where they part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "tracking=none",
+    "callbacks=none",
+    "model.width=8",
+    "max_steps=12",
+    "checkpoint.every_steps=4",
+    "checkpoint.keep_last=9",
+]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    from samewise.runner.cli import main
+
+    root = tmp_path_factory.mktemp("runs")
+    assert main(["train", *TINY, f"run_root={root}"]) == 0
+    (folder,) = root.glob("*/*/")
+    return folder
+
+
+@pytest.fixture
+def run(original, tmp_path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(original, tmp_path / original.parent.name / original.name, symlinks=True))
+
+
+def test_the_same_bits_are_said_in_words(samewise, run):
+    done = samewise("verify", run, "loader.num_workers=1")
+    assert done.returncode == 0, done.stderr
+    assert "the same bits: 12 of 12 steps compared, weights" in done.stdout
+
+
+def test_another_seed_parts_at_the_first_step(samewise, run):
+    done = samewise("verify", run, "seed=1")
+    assert done.returncode == 1
+    assert "parts at step 1: the data" in done.stdout
+    assert "seed: 0 there, 1 here" in done.stdout
+
+
+def test_another_learning_rate_parts_at_the_optimizer(samewise, run):
+    found = json.loads(samewise("verify", run, "optimizer.weight_decay=0.1", "--json").stdout.splitlines()[-1])
+    assert found["same"] is False
+    assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "weights")
+    assert found["parts"]["layer"]
+
+
+def test_a_flipped_bit_in_a_checkpoint_names_its_step(samewise, run):
+    state = run / "checkpoints/step-00000008/state.pt"
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(data)
+    done = samewise("verify", run)
+    assert done.returncode == 1
+    assert "step 8" in done.stdout
+    assert "altered" in done.stdout
+
+
+def flip_a_bit_and_correct_the_hash(folder: Path) -> None:
+    state = torch.load(folder / "state.pt", weights_only=True)
+    state["model"]["fc.weight"].view(torch.int32)[0, 0] ^= 1
+    torch.save(state, folder / "state.pt")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sha256"] = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_flipped_bit_under_a_corrected_hash_is_found_all_the_same(samewise, run):
+    flip_a_bit_and_correct_the_hash(run / "checkpoints/step-00000004")
+    done = samewise("verify", run, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout.splitlines()[-1])["parts"]["step"] == 4
+
+
+def test_a_run_resumed_from_an_altered_checkpoint_parts_at_the_next_step(samewise, run, original):
+    folder = run / "checkpoints/step-00000004"
+    flip_a_bit_and_correct_the_hash(folder)
+    for later in ("step-00000008", "step-00000012"):
+        shutil.rmtree(run / "checkpoints" / later)
+    (run / "summary.json").unlink()
+    assert folder.exists()
+    assert samewise("train", *TINY, f"run_root={run.parents[1]}").returncode == 0
+    done = samewise("diff", original, run)
+    assert done.returncode == 1
+    assert "parts at step 5: " in done.stdout
+
+
+def test_a_run_in_another_environment_is_not_compared(samewise, run):
+    environment = json.loads((run / "environment.json").read_text())
+    environment["decides"]["versions.torch"] = "1.4.0"
+    (run / "environment.json").write_text(json.dumps(environment))
+    done = samewise("verify", run)
+    assert done.returncode == 1
+    assert "not comparable" in done.stdout
+    assert "1.4.0" in done.stdout
+    assert samewise("verify", run, "--anyway").returncode == 0
+
+
+def test_the_digest_of_a_run_is_the_one_in_its_summary(samewise, run):
+    expected = json.loads((run / "summary.json").read_text())["weights_sha256"]
+    assert samewise("digest", run).stdout.split()[0] == expected
+    assert samewise("digest", run / "checkpoints/step-00000012/state.pt").stdout.split()[0] == expected
+    assert samewise("digest", run / "checkpoints/step-00000004").stdout.split()[0] != expected
+
+
+def test_eval_gives_what_training_measured(samewise, run):
+    final = json.loads((run / "summary.json").read_text())["metrics"]["final"]
+    done = samewise("eval", run, "--checkpoint", "last", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["metrics"] == final
+    assert found["step"] == 12
+    assert (Path(found["pictures"]) / "confusion_matrix.png").stat().st_size > 1000
+
+
+def test_a_run_that_is_not_there_is_a_clear_error(samewise, run):
+    done = samewise("verify", "0000", "--run-root", run.parents[1])
+    assert done.returncode == 2
+    assert "no run of that name" in done.stderr
