@@ -79,7 +79,7 @@ def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: 
         (["+optimizer.nestrov=true"], "optimizer.nestrov", "did you mean 'nesterov'?"),
         (["optimizer.momentum=fast"], "optimizer.momentum", "a number"),
         (["optimizer.nesterov=3"], "optimizer.nesterov", "true or false"),
-        (["+model.weights=IMAGENET1K_V9"], "model.weights", "IMAGENET1K_V1"),
+        (["model=resnet18", "+model.weights=IMAGENET1K_V9"], "model.weights", "IMAGENET1K_V1"),
         (["transforms.train.batch.1.mean=0.5"], "transforms.train.batch.1.mean", "Sequence[float]"),
         (["optimizer._partial_=false"], "optimizer.params", "needs this argument"),
         (["~scheduler._target_"], "scheduler", "not a component"),
