@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch.optim import Optimizer
 
 from samewise.runner import determinism, environment, streams
 from samewise.runner.checkpoint import Checkpoints
@@ -82,7 +83,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         recipe=recipe,
         model=model,
         network=network,
-        phases=[TrainingPhase(number, phase, optimizers[phase.name]) for number, phase in enumerate(recipe.phases)],
+        phases=_phases(recipe, model, optimizers),
         schedule=schedule,
         precision=precision,
         strategy=strategy,
@@ -209,6 +210,14 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)
     return model.to(device)
+
+
+def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> list[TrainingPhase]:
+    trained = {name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} for name, optimizer in optimizers.items()}
+    return [
+        TrainingPhase(number, phase, optimizers[phase.name], [one for one in model.parameters() if one.requires_grad and id(one) not in trained[phase.name]])
+        for number, phase in enumerate(recipe.phases)
+    ]
 
 
 def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:

@@ -42,7 +42,7 @@ class Phase:
 
     Args:
         name: The key of its optimizer in the config, where `optimizer` is a mapping of several.
-        modules: Prefixes of the parameters it trains (`("generator",)`); empty: all.
+        modules: Prefixes of the parameters it trains (`("generator",)`); empty: all. Only these gather gradients while it computes its loss.
     """
 
     name: str = "train"

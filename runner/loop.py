@@ -59,11 +59,13 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     tally, norm, seen = Tally(), None, []
     run.schedule.before_step(run.step)
     for phase in run.phases:
+        if phase.number:
+            run.trace.phase_ends(run.step + 1)
         run.clear_gradients()
         tallies: list[Tally] = []
         for micro in micro_batches:
             streams.enter(run.seed, "step", run.step, micro.number, phase.number)
-            with run.strategy.micro_batch(micro.number):
+            with phase.training(), run.strategy.micro_batch(micro.number):
                 batch = run.transforms["train"](run.to_device(micro.batch))
                 with run.precision.autocast():
                     loss = run.recipe.loss(run.network, batch, phase.spec)

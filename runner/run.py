@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,23 @@ class TrainingPhase:
     number: int
     spec: Phase
     optimizer: Optimizer
+    others: Sequence[nn.Parameter] = ()
+    """The parameters that only other phases train."""
+
+    @contextmanager
+    def training(self) -> Generator[None]:
+        """Within it only the phase's own parameters gather gradients: the others' would be computed to be thrown away."""
+        for parameter in self.others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in self.others:
+                parameter.requires_grad_(True)
+
+    def learning_rates(self) -> list[float]:
+        """Of its parameter groups, without repeats, in order."""
+        return list(dict.fromkeys(float(group["lr"]) for group in self.optimizer.param_groups))
 
     def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> float | None:
         """Make the sums of gradients the gradient of the mean loss, and clip it. Returns its norm before clipping, where that was needed."""
@@ -193,8 +211,8 @@ class Run:
         return next((reason for callback in self.callbacks.values() if (reason := callback.stop_reason())), None)
 
     def learning_rates(self) -> list[float]:
-        """Of all parameter groups, without repeats, in order."""
-        return list(dict.fromkeys(float(group["lr"]) for phase in self.phases for group in phase.optimizer.param_groups))
+        """Of all phases' parameter groups, without repeats, in order."""
+        return list(dict.fromkeys(rate for phase in self.phases for rate in phase.learning_rates()))
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics at the current step; what a step's callbacks log goes out together, at its end."""

@@ -45,6 +45,7 @@ class Trace:
         self._state = list(model.state_dict(keep_vars=True).values())
         self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(model.state_dict())}
         self._chain = 0
+        self._earlier: list[list[int]] = []
         self._file: BinaryIO | None = None
         self.last: dict[str, Any] = {}
         """The newest line."""
@@ -58,11 +59,18 @@ class Trace:
             self._path.write_text(json.dumps({"format": 1, **self._names}, separators=(",", ":")) + "\n")
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
 
+    def phase_ends(self, step: int) -> None:
+        """Digest the gradients of a phase of `step` that another follows, which will clear them."""
+        if self._file and step % self._every == 0:
+            self._earlier.append(digests([parameter.grad for parameter in self._parameters]))
+
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
         """Write the step's line. Call it when the optimizer has stepped and the gradients are still there."""
         if not self._file or step % self._every:
             return
         gradients = digests([parameter.grad for parameter in self._parameters])
+        if self._earlier:
+            gradients, self._earlier = [combined(phases) for phases in zip(*self._earlier, gradients, strict=True)], []
         weights = digests(self._state)
         total = combined(gradients), combined(weights)
         self._chain = combined([self._chain, batch, inputs, *total])

@@ -9,7 +9,7 @@ from samewise.runner.interfaces import Callback
 
 @final
 class LearningRateLog(Callback):
-    """Logs `train/lr`, or `train/lr/0`, `train/lr/1`, ... where groups differ.
+    """Logs `train/lr`, or `train/lr/0`, `train/lr/1`, ... where groups differ; with several optimizers, `train/lr/PHASE` and so on for each.
 
     Args:
         every_steps: Steps between two entries.
@@ -21,5 +21,7 @@ class LearningRateLog(Callback):
     def on_step(self, run: Any, outcome: Any) -> None:
         if outcome.step % self._every:
             return
-        rates = run.learning_rates()
-        run.log({"train/lr": rates[0]} if len(rates) == 1 else {f"train/lr/{number}": rate for number, rate in enumerate(rates)})
+        for phase in run.phases:
+            name = "train/lr" if len(run.phases) == 1 else f"train/lr/{phase.spec.name}"
+            rates = phase.learning_rates()
+            run.log({name: rates[0]} if len(rates) == 1 else {f"{name}/{number}": rate for number, rate in enumerate(rates)})
