@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     add_overrides(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("-m", "--multirun", action="store_true", help="run every combination of several values (not there yet)")
+    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep, as `samewise sweep`; several values (a=1,2) make one by themselves")
     parser.epilog = """\
 examples:
   samewise train experiment=resnet18_digits
@@ -78,38 +78,61 @@ The same command again resumes a run that was stopped, and reports one that is d
 
 def train(args: argparse.Namespace) -> int:
     """Train an experiment, or go on with it, or report that it is done."""
+    from samewise.runner.commands import composed_from
+
+    if args.multirun or _is_sweep(args.overrides):
+        from samewise.runner.commands.sweep import start
+
+        return start(args)
+    return train_composed(composed_from(args, strict=False), as_json=args.json, debug=args.debug)
+
+
+def train_composed(composed: Composed, *, as_json: bool = False, debug: bool = False) -> int:
+    """What `train` does with a composed config.
+
+    Args:
+        composed: The experiment, with its problems where there are any.
+        as_json: Print the summary as JSON.
+        debug: Show the traceback of a rank that failed.
+
+    Returns:
+        The exit code.
+    """
     from samewise.runner import determinism
     from samewise.runner.check import check, settings_are_sound
-    from samewise.runner.commands import composed_from
     from samewise.runner.launch import is_rank, launch, processes, rank
     from samewise.runner.report import print_summary
 
-    if args.multirun:
-        raise ConfigError(Problem("-m", "sweeps are not there yet", expected="one experiment", hint="give the command once for each value"))
-    composed = composed_from(args, strict=False)
     cfg, project, folder = composed.cfg, composed.project, composed.folder
     sound = settings_are_sound(composed)
     if sound and not is_rank():
         uri = cfg.tracking.uri if cfg.tracking.enabled else None
         done = _finished(composed)
         if done is not None:
-            print_summary(done, folder, uri=uri, as_json=args.json, fresh=False)
+            print_summary(done, folder, uri=uri, as_json=as_json, fresh=False)
             return 0
     if sound:
         determinism.prepare(cfg.reproducibility)  # environment variables, before anything imports torch
     if is_rank():
-        return rank(composed, as_json=args.json, look=partial(_finished, composed), check=partial(check, composed, project))
+        return rank(composed, as_json=as_json, look=partial(_finished, composed), check=partial(check, composed, project))
     check(composed, project)
     wanted = processes(composed)
     if wanted > 1:
-        return launch(composed, wanted, as_json=args.json, debug=args.debug)
+        return launch(composed, wanted, as_json=as_json, debug=debug)
 
     from samewise.runner.build import build
     from samewise.runner.loop import fit
 
     summary = fit(build(composed, project, folder))
-    print_summary(summary, folder, uri=cfg.tracking.uri if cfg.tracking.enabled else None, as_json=args.json)
+    print_summary(summary, folder, uri=cfg.tracking.uri if cfg.tracking.enabled else None, as_json=as_json)
     return 0
+
+
+def _is_sweep(overrides: Sequence[str]) -> bool:
+    """Whether any override has several values. What cannot be read is none: composing tells of it."""
+    from samewise.runner.overrides import has_several_values
+
+    return any(has_several_values(text) for text in overrides)
 
 
 def _finished(composed: Composed) -> dict[str, Any] | None:

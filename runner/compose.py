@@ -91,16 +91,15 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     well, problems = faults.read(given)
     good = [str(override.input_line) for override in well]
     try:
-        cfg = None if problems else _load(loader, good)
+        cfg = None if problems else root_config(loader, good)
     except faults.FAILURES:
         cfg = None
     if cfg is None:
-        cfg, good, problems = faults.diagnose(given, load=lambda some: _load(loader, some), groups=groups(loader))
+        cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(loader, some), groups=groups(loader))
         if cfg is None:
             raise ConfigError(*problems)
-    chosen = {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice is not None and not str(group).startswith("hydra/")}
-    with open_dict(cfg):
-        del cfg["hydra"]
+    chosen = chosen_in(cfg)
+    cfg = without_hydra(cfg)
     problems += faults.unresolvable(cfg)
     if problems and strict:
         raise ConfigError(*problems)
@@ -181,8 +180,21 @@ def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
     return found
 
 
-def _load(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
+def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
+    """The root config with overrides, as Hydra composes it, its own settings included."""
     return loader.load_configuration(ROOT, list(given), RunMode.RUN, from_shell=False)
+
+
+def chosen_in(cfg: DictConfig) -> dict[str, str]:
+    """The choice of each group in what `root_config` gave."""
+    return {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice is not None and not str(group).startswith("hydra/")}
+
+
+def without_hydra(cfg: DictConfig) -> DictConfig:
+    """The config less Hydra's own settings; changed in place."""
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
 
 
 def choices_of(group: str, *, project: Project) -> dict[str, str]:
@@ -204,8 +216,6 @@ GROUPS = {
     "experiment": "Whole recipes, each with the result to expect.",
     "debug": "Any experiment made small.",
     "debug/sizes": "What debug=tiny sets for each recipe.",
-    "launcher": "Where the runs of a sweep happen.",
-    "sweeper": "Which points a sweep tries.",
     "checkpoint": "When checkpoints are written and which are kept.",
     "tracking": "Where metrics, configs and pictures go.",
     "reproducibility": "Determinism, and what is done where it cannot be had.",

@@ -38,9 +38,11 @@ ALLOWED = (
     "samewise.datasets",
     "samewise.runner.callbacks",
     "samewise.runner.data",
+    "samewise.runner.launchers",
     "samewise.runner.optim",
     "samewise.runner.precision",
     "samewise.runner.strategies",
+    "samewise.runner.sweepers",
 )
 """Packages that every config may name."""
 

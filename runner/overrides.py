@@ -32,7 +32,7 @@ def read(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         try:
             (override,) = parser.parse_overrides([text])
         except (HydraException, ValueError) as error:
-            problems.append(_unreadable(text, error))
+            problems.append(unreadable(text, error))
             continue
         if override.is_sweep_override():
             hint = f"for a list write {override.key_or_group}=[{override.get_value_string()}]"
@@ -44,6 +44,16 @@ def read(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         else:
             good.append(override)
     return good, problems
+
+
+def has_several_values(text: str) -> bool:
+    """Whether an override makes a sweep: `a=1,2`, `range(1,5)`, `choice(...)`, `glob(...)`, `interval(...)`."""
+    if not re.search(r"[,(]", text):
+        return False
+    try:
+        return OverridesParser.create().parse_override(text).is_sweep_override()
+    except (HydraException, ValueError):
+        return False
 
 
 def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictConfig | None, list[str], list[Problem]]:
@@ -246,7 +256,7 @@ def _expected(cfg: DictConfig, path: str) -> str:
     return words + (" or null" if node._metadata.optional else "")  # pyright: ignore[reportPrivateUsage]
 
 
-def _unreadable(text: str, error: Exception) -> Problem:
+def unreadable(text: str, error: Exception) -> Problem:
     key, sign, _ = text.partition("=")
     if not sign and not text.startswith("~"):
         return Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if re.fullmatch(r"\w+", text) else "")

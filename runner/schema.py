@@ -201,4 +201,6 @@ class Experiment:
     tracking: Tracking = field(default_factory=Tracking)
     reproducibility: Reproducibility = field(default_factory=Reproducibility)
     launcher: Any = None
+    """Where the runs of a sweep happen: a samewise.runner.launchers.base.Launcher."""
     sweeper: Any = None
+    """Which settings a sweep tries: a samewise.runner.sweepers.base.Sweeper."""

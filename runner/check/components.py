@@ -25,7 +25,12 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 def problems(cfg: DictConfig, project: Project) -> list[Problem]:
     """What is wrong with any component, and which are missing."""
     whole = cast(Node, plain(cfg))
-    return [*required_are_there(whole), *_in(whole, "", project.packages)]
+    return [*required_are_there(whole), *problems_in(whole, project)]
+
+
+def problems_in(part: Node, project: Project) -> list[Problem]:
+    """What is wrong with the components in some keys of a config that `plain` has made plain."""
+    return list(_in(part, "", project.packages))
 
 
 def required_are_there(whole: Node) -> Iterator[Problem]:

@@ -60,7 +60,11 @@ OTHER_ENVIRONMENT = ("refuse", "record")
 
 def problems(cfg: DictConfig) -> list[Problem]:
     """What every rule below finds."""
-    whole = cast(Config, plain(cfg))
+    return problems_in(cast(Config, plain(cfg)))
+
+
+def problems_in(whole: Config) -> list[Problem]:
+    """The same of a config that `plain` has made plain."""
     return [problem for rule in RULES for problem in rule(whole)]
 
 

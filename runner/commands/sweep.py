@@ -1,0 +1,260 @@
+"""Train every point of a sweep, or go on with it: values a=1,2, ranges and intervals; repeats by seed=range(5)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from samewise.runner.compose import Composed
+    from samewise.runner.launchers.base import Launcher
+    from samewise.runner.project import Project
+    from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.sweep.space import Space
+
+EXAMPLES = """examples:
+  samewise sweep experiment=resnet18_digits optimizer.lr=0.03,0.1,0.3 'seed=range(5)'
+  samewise sweep experiment=resnet18_digits 'optimizer.lr=tag(log,interval(1e-3,1))' sweeper=random sweeper.trials=30
+  samewise sweep experiment=resnet18_digits,resnet_cifar10 launcher.jobs=2
+  samewise sweep --status                      all sweeps; with a sweep's id, its points
+  samewise sweep resnet18_digits-1a2b3c4d      go on with it, as the same command would
+  samewise sweep resnet18_digits-1a2b3c4d --retry-failed
+  samewise sweep resnet18_digits-1a2b3c4d --cancel
+
+The same command again goes on with the same sweep: what is finished is not run again, what was killed resumes."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    from samewise.runner.commands import add_overrides
+
+    add_overrides(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--status", action="store_true", help="how far it is; without anything else, all sweeps")
+    what.add_argument("--cancel", action="store_true", help="have its jobs save and stop, and start no more")
+    what.add_argument("--list", action="store_true", help="compose and check its points, and print them; start none")
+    parser.add_argument("--retry-failed", action="store_true", help="run those that failed again, too")
+    parser.add_argument("--wait", action="store_true", help="stay until the jobs have ended, where the launcher could do without")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where sweeps are looked for by their id (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print the points and what became of them as JSON")
+    parser.epilog = EXAMPLES
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.status and not args.overrides:
+        return _all(args)
+    if args.status or args.cancel:
+        folder = _named(args)
+        return _cancel(folder) if args.cancel else _status(folder, as_json=args.json)
+    return start(args)
+
+
+def start(args: argparse.Namespace) -> int:
+    """Run a sweep, as `samewise sweep` and `samewise train -m` do."""
+    from samewise.runner.commands import project_from
+    from samewise.runner.sweep.engine import Sweep, refuse_unlisted
+    from samewise.runner.sweep.points import Composer
+    from samewise.runner.sweep.progress import Watcher
+
+    given = _overrides(args)
+    project = project_from(args)
+    space, folder, shared = _opened(given, project)
+    sweeper, launcher = _parts(shared, project)
+    wait = getattr(args, "wait", False)
+    if not wait:
+        refuse_unlisted(launcher, sweeper)
+    sweeper.open(space, folder.path, monitor=str(shared.cfg.evaluate.monitor), mode=str(shared.cfg.evaluate.mode.value))
+    if getattr(args, "list", False):
+        return _list(space, sweeper, folder, project)
+    folder.write_facts({**folder.facts, **_facts(given, project, shared, folder)})
+    with folder.locked():
+        launcher.open(folder)
+        total = len(list(sweeper.settings())) * max(1, len(space.seeds)) if sweeper.listed else None
+        watcher = Watcher(folder, total=total)
+        sweep = Sweep(folder, space, sweeper, launcher, Composer(project), project, watcher, retry_failed=getattr(args, "retry_failed", False))
+        try:
+            todo = sweep.prepare()
+            watcher.say(f"{folder.id}: {f'{total} points, ' if total is not None else ''}{todo} to run; {folder.path}")
+            if launcher.detached and not wait:
+                count = sweep.submit()
+                watcher.say(f"{count} jobs submitted; `samewise sweep --status {folder.path}` shows how far they are")
+                return 0
+            with watcher:
+                sweep.run()
+        finally:
+            launcher.close()
+            sweeper.close()
+    return _report(folder, shared, as_json=args.json)
+
+
+def _overrides(args: argparse.Namespace) -> list[str]:
+    """What was given, or what the sweep was made from whose id was given."""
+    if len(args.overrides) == 1 and "=" not in args.overrides[0] and not args.overrides[0].startswith("~"):
+        from samewise.runner.sweep.folder import find
+
+        return list(find(args.overrides[0], run_root=getattr(args, "run_root", Path("runs"))).facts["overrides"])
+    return list(args.overrides)
+
+
+def _named(args: argparse.Namespace) -> SweepFolder:
+    """The sweep whose id, folder or overrides were given."""
+    from samewise.runner.commands import project_from
+    from samewise.runner.sweep.folder import find
+
+    if len(args.overrides) == 1 and "=" not in args.overrides[0]:
+        return find(args.overrides[0], run_root=args.run_root)
+    if not args.overrides:
+        raise ConfigError(Problem("SWEEP", "which sweep?", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
+    _, folder, _ = _opened(args.overrides, project_from(args))
+    return find(str(folder.path), run_root=args.run_root)
+
+
+def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Composed]:
+    """The space, the folder and the shared config of a command line."""
+    from samewise.runner.fingerprint import plain
+    from samewise.runner.sweep import points, space
+    from samewise.runner.sweep.folder import HOME, SweepFolder
+
+    read = space.read(given, project=project)
+    from samewise.runner.compose import compose
+
+    sweeper: Any = plain(compose(read.fixed, project=project).cfg.sweeper)
+    name, shared = points.identity(read, project, sweeper=sweeper)
+    return read, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared
+
+
+def _parts(shared: Composed, project: Project) -> tuple[Any, Launcher]:
+    """The sweeper and the launcher."""
+    from samewise.runner.instantiate import instantiate
+    from samewise.runner.launchers.base import Launcher
+    from samewise.runner.sweepers.base import Sweeper
+
+    found = list[Any]()
+    for path, kind in (("sweeper", Sweeper), ("launcher", Launcher)):
+        part = instantiate(shared.cfg[path], path, allowed=project.packages)
+        if not isinstance(part, kind):
+            raise ConfigError(Problem(path, f"is no {kind.__name__}", str(type(part).__name__), hint=f"`samewise list {path}` shows the choices"))
+        found.append(part)
+    return found[0], found[1]
+
+
+def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFolder) -> dict[str, Any]:
+    from samewise.runner.fingerprint import plain
+
+    return {
+        "id": folder.id,
+        "name": shared.name,
+        "overrides": given,
+        "made": folder.facts.get("made", time.time()),
+        "root": str(project.root),
+        "packages": list(project.packages),
+        "configs": [str(one) for one in project.configs],
+        "launcher": plain(shared.cfg.launcher),
+        "sweeper": plain(shared.cfg.sweeper),
+        "tracking": plain(shared.cfg.tracking),
+        "run_root": str(shared.cfg.run_root),
+    }
+
+
+def _list(space: Space, sweeper: Any, folder: SweepFolder, project: Project) -> int:
+    from samewise.runner.sweep.points import Composer, composed_points, require_sound
+
+    if not sweeper.listed:
+        raise ConfigError(Problem("sweeper", "learns from what has been tried: its points cannot be listed", type(sweeper).__name__, hint="sweeper=grid"))
+    made = composed_points(list(sweeper.settings()), space, folder, Composer(project), first=0, tags={})
+    require_sound(made, project)
+    for point, _ in made:
+        print(f"{point.number + 1:>4}  {point.fingerprint[:12]}  {point.label}")
+    print(f"{len(made)} points, nothing wrong with any", file=sys.stderr)
+    return 0
+
+
+def _looked(folder: SweepFolder) -> Any:
+    """What the sweep's launcher knows of its jobs, where it can be asked from here."""
+    from samewise.runner import project
+    from samewise.runner.instantiate import instantiate
+
+    facts = folder.facts
+    found = project.find(Path(facts["root"]), packages=facts["packages"])
+    launcher = instantiate(facts["launcher"], "launcher", allowed=found.packages)
+    if not launcher.detached:
+        return None, launcher
+    launcher.open(folder)
+    return launcher.look([point.number for point in folder.points()]), launcher
+
+
+def _status(folder: SweepFolder, *, as_json: bool) -> int:
+    from samewise.runner.sweep.results import State, outcomes
+    from samewise.runner.sweep.tables import print_points, told
+
+    seen, _ = _looked(folder)
+    found = outcomes(folder, seen)
+    if as_json:
+        print(json.dumps({"id": folder.id, "points": [told(one) for one in found]}, indent=2))
+        return 0
+    held = folder.holder()
+    if seen is None and held is None:
+        import dataclasses
+
+        found = [dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one for one in found]
+    print_points(folder, found, held=held)
+    return 0
+
+
+def _all(args: argparse.Namespace) -> int:
+    from samewise.runner.sweep.folder import below
+    from samewise.runner.sweep.results import outcomes
+
+    lines = list[dict[str, Any]]()
+    for folder in below(args.run_root):
+        counts = Counter(one.state.value for one in outcomes(folder))
+        lines.append({"id": folder.id, "points": sum(counts.values()), **counts, "overrides": folder.facts["overrides"]})
+    if args.json:
+        print(json.dumps(lines, indent=2))
+        return 0
+    if not lines:
+        print(f"no sweeps in {args.run_root}")
+    for line in lines:
+        counts = ", ".join(f"{count} {name}" for name, count in line.items() if name not in ("id", "points", "overrides"))
+        print(f"{line['id']}  {line['points']} points: {counts or 'none yet'}\n    {' '.join(line['overrides'])}")
+    return 0
+
+
+def _cancel(folder: SweepFolder) -> int:
+    _, launcher = _looked(folder)
+    held = folder.holder()
+    if held is not None:
+        pid, host = held
+        if host != socket.gethostname():
+            raise ConfigError(Problem(folder.id, f"is run by process {pid} on {host}", hint=f"give the same command there, or on {host}: kill {pid}"))
+        os.kill(pid, signal.SIGTERM)
+        print(f"process {pid} was told to stop: its jobs finish their step and save")
+    elif launcher.detached:
+        launcher.cancel([point.number for point in folder.points()])
+        print("its jobs were told to stop: they finish their step and save")
+    else:
+        print(f"nothing of {folder.id} is running")
+    return 0
+
+
+def _report(folder: SweepFolder, shared: Composed, *, as_json: bool) -> int:
+    """Say what became of the sweep; 1 where a point failed."""
+    from samewise.runner.sweep.results import State, outcomes
+    from samewise.runner.sweep.tables import print_settings, told
+
+    seen, _ = _looked(folder)
+    found = outcomes(folder, seen)
+    if as_json:
+        print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [told(one) for one in found]}, indent=2))
+    else:
+        print_settings(folder, found)
+    return int(any(one.state is State.failed for one in found))

@@ -1,0 +1,154 @@
+"""Jobs on this machine: a fresh process each, as many at a time as its cores and GPUs carry."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.parent import Parent
+
+if TYPE_CHECKING:
+    from samewise.runner.sweep.folder import SweepFolder
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a job has to itself."""
+
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...]
+
+
+@final
+class Local(Launcher):
+    """Starts processes. They end, saved, with the one that runs the sweep, however that ends.
+
+    Args:
+        jobs: How many at a time; null: as many as have cores, and GPUs where there are some, of their own.
+        pin: Keep each job to its own cores.
+        preload: Start jobs as copies of a process that has imported torch already; false: each from scratch.
+    """
+
+    def __init__(self, *, jobs: int | None = None, pin: bool = True, preload: bool = True) -> None:
+        if jobs is not None and jobs < 1:
+            raise ConfigError(Problem("jobs", "is too small", jobs, "at least 1, or null"))
+        self._most, self._pin, self._preload = jobs, pin, preload
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._gpus = visible_gpus()
+        self._shares = dict[int, _Share]()
+        self._alone = dict[int, subprocess.Popen[bytes]]()
+        self._parents = dict[tuple[tuple[str, str], ...], Parent]()
+
+    def open(self, sweep: SweepFolder) -> None:
+        """Nothing to make ready."""
+
+    def room(self, running: Sequence[Job]) -> int:
+        """One more, where it has room: its needs are known only when it comes."""
+        if not running:
+            return 1
+        if self._most is not None:
+            return int(len(running) < self._most)
+        needs = max(running, key=lambda job: job.threads)
+        cores = len(self._cores) - sum(job.threads for job in running)
+        free = self._free_gpus()
+        enough_gpus = not (self._gpus and needs.wants_gpu) or len(free) >= needs.processes
+        return int(cores >= needs.threads and enough_gpus)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            share = self._take(job)
+            environment = _environment(job, share)
+            cores = share.cores if self._pin and share.cores else None
+            if self._preload and job.processes == 1:
+                self._parent(job).start(job, environment, cores)
+            else:
+                self._alone[job.number] = _spawn(job, environment, cores)
+
+    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
+        ended = dict[int, int]()
+        for parent in self._parents.values():
+            ended |= parent.ended()
+        for number, process in list(self._alone.items()):
+            if process.poll() is not None:
+                ended[number] = process.returncode
+        found = dict[int, Seen]()
+        for number in numbers:
+            if number in ended:
+                self._shares.pop(number, None)
+                self._alone.pop(number, None)
+                found[number] = Seen(Standing.gone, how(ended[number]))
+            else:
+                found[number] = Seen(Standing.running if number in self._shares else Standing.gone)
+        return found
+
+    def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
+        wanted = set(numbers)
+        for parent in self._parents.values():
+            parent.signal(wanted, signal.SIGKILL if kill else signal.SIGTERM)
+        for number in wanted & set(self._alone):
+            self._alone[number].send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+
+    def close(self) -> None:
+        for parent in self._parents.values():
+            parent.close()
+        self._parents.clear()
+
+    def _parent(self, job: Job) -> Parent:
+        """The process that jobs with these variables are copies of."""
+        key = tuple(sorted((name, value) for name, value in job.environment.items() if not name.startswith("SAMEWISE_")))
+        if key not in self._parents or not self._parents[key].is_alive():
+            self._parents[key] = Parent(dict(key), log=job.sweep / "logs" / "parent.log")
+        return self._parents[key]
+
+    def _take(self, job: Job) -> _Share:
+        taken = {core for share in self._shares.values() for core in share.cores}
+        free = [core for core in self._cores if core not in taken]
+        cores = tuple(free[: job.threads]) if len(free) >= job.threads else ()
+        gpus = tuple(self._free_gpus()[: job.processes]) if job.wants_gpu else ()
+        self._shares[job.number] = _Share(cores, gpus)
+        return self._shares[job.number]
+
+    def _free_gpus(self) -> list[str]:
+        taken = {gpu for share in self._shares.values() for gpu in share.gpus}
+        return [gpu for gpu in self._gpus if gpu not in taken] or ([] if self._most is None else self._gpus)
+
+
+def visible_gpus() -> list[str]:
+    """The CUDA devices that this process may use, by number or UUID, without importing torch; none where there is no driver."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name.strip() not in ("", "-1")]
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in told.splitlines()))]
+
+
+def how(code: int) -> str:
+    """How a process ended, where it was killed."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else ""
+
+
+def _environment(job: Job, share: _Share) -> dict[str, str]:
+    return {**job.environment, **({"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share.gpus else {})}
+
+
+def _spawn(job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> subprocess.Popen[bytes]:
+    command = [*(["taskset", "-c", ",".join(map(str, cores))] if cores else []), *job.command]
+    with open(job.log, "ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **environment, "SAMEWISE_ENDS_WITH_LAUNCHER": "1"},
+            start_new_session=True,
+        )
+    return process

@@ -1,0 +1,189 @@
+"""A process that has imported what every job imports, and forks one for each: a fresh process without the seconds of importing.
+
+    python -m samewise.runner.launchers.parent
+
+Safe because it does nothing else: it has one thread, has computed nothing, has not touched CUDA, and its variables are those that the jobs' configs ask for. On
+its standard input: a line of JSON for each job; on its standard output: one for each that has ended. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from samewise.runner.launchers.base import Job
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PRELOAD = (
+    "torch",
+    "torchvision",
+    "samewise.runner.check.components",
+    "samewise.runner.build",
+    "samewise.runner.loop",
+    "samewise.runner.strategies.single",
+    "samewise.runner.launch",
+)
+
+
+class Parent:
+    """Such a process, seen from the launcher.
+
+    Args:
+        variables: Set in it before torch is imported.
+        log: Where it says what goes wrong in itself.
+    """
+
+    def __init__(self, variables: Mapping[str, str], *, log: Path) -> None:
+        with open(log, "ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "samewise.runner.launchers.parent"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **variables, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._heard = b""
+        self._live = set[int]()
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def start(self, job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> None:
+        """Have it fork a job."""
+        self._live.add(job.number)
+        self._say({"start": job.number, "sweep": str(job.sweep), "log": str(job.log), "environment": dict(environment), "cores": cores, "cwd": str(Path.cwd())})
+
+    def ended(self) -> dict[int, int]:
+        """The exit codes of the jobs that have ended since it was last asked; negative: the signal. All of them, where it has died itself."""
+        assert self._process.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            self._heard += os.read(self._process.stdout.fileno(), 1 << 16)
+        *lines, self._heard = self._heard.split(b"\n")
+        found = {int(number): int(code) for number, code in map(json.loads, lines)}
+        self._live -= set(found)
+        if not lines and not self.is_alive():
+            found = dict.fromkeys(self._live, -signal.SIGKILL)
+            self._live.clear()
+        return found
+
+    def signal(self, numbers: set[int], number: signal.Signals) -> None:
+        """Have it pass a signal on to some jobs."""
+        for job in numbers & self._live:
+            self._say({"signal": job, "number": int(number)})
+
+    def close(self) -> None:
+        """Have it end, when its jobs have."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+
+def main() -> int:
+    """Be the parent."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the launcher tells each job
+    end_with_parent(signal.SIGKILL)
+    for name in _PRELOAD:
+        importlib.import_module(name)
+    waker, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    jobs, heard, is_open = dict[int, int](), b"", True
+    while is_open or jobs:
+        ready, _, _ = select.select([waker, *([0] if is_open else [])], [], [])
+        if waker in ready:
+            os.read(waker, 4096)
+        if 0 in ready:
+            read = os.read(0, 1 << 16)
+            is_open = bool(read)
+            *lines, heard = (heard + read).split(b"\n")
+            for line in lines:
+                _obey(json.loads(line), jobs)
+        _reap(jobs)
+    return 0
+
+
+def _obey(message: Mapping[str, Any], jobs: dict[int, int]) -> None:
+    if "signal" in message:
+        pid = next((pid for pid, job in jobs.items() if job == message["signal"]), None)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, message["number"])
+        return
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        _be(message)
+    jobs[pid] = message["start"]
+
+
+def _reap(jobs: dict[int, int]) -> None:
+    while jobs:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid in jobs:
+            os.write(1, json.dumps([jobs.pop(pid), os.waitstatus_to_exitcode(status)]).encode() + b"\n")
+
+
+def _be(message: Mapping[str, Any]) -> NoReturn:
+    """Become the job: the variables, cores and files of its own, then what `runner.sweep.job` does."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        end_with_parent(signal.SIGTERM)
+        log = os.open(message["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for end, file in ((0, null), (1, log), (2, log)):
+            os.dup2(file, end)
+        os.environ.update(message["environment"])
+        if message["cores"]:
+            os.sched_setaffinity(0, message["cores"])
+        os.chdir(message["cwd"])
+        from samewise.runner.sweep.job import main as train
+
+        code = train(Path(message["sweep"]), message["start"])
+    except BaseException as error:
+        print(f"error:\n  {type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Have Linux send this process a signal when the one that started it dies, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Runs a sweep: asks what to try, starts it, watches, tells what became of it. Left at any moment and started again, it goes on where it was."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from samewise.runner.errors import ConfigError, Interrupted, Problem
+from samewise.runner.launchers.base import Job, Launcher, Standing
+from samewise.runner.project import Project
+from samewise.runner.sweep.folder import Point, SweepFolder
+from samewise.runner.sweep.points import Composer, composed_points, require_sound, same_runs, write_configs
+from samewise.runner.sweep.progress import Watcher
+from samewise.runner.sweep.results import ENDED, Outcome, State, outcome
+from samewise.runner.sweep.space import Space
+from samewise.runner.sweepers.base import Result, Setting, Sweeper
+
+MOST_TRIES = 3
+"""How often a job is started that ends without a word (killed for memory, a machine that died), in one go."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass
+class Sweep:
+    """What runs: points are started in their order, as many at a time as the launcher has room for.
+
+    Args:
+        folder: The sweep's.
+        space: What varies.
+        sweeper: Says what to try; open.
+        launcher: Starts jobs; open.
+        composer: Composes points.
+        project: The user's own.
+        watcher: Shows a person how it goes.
+        retry_failed: Whether points that have failed are tried again.
+    """
+
+    folder: SweepFolder
+    space: Space
+    sweeper: Sweeper
+    launcher: Launcher
+    composer: Composer
+    project: Project
+    watcher: Watcher
+    retry_failed: bool = False
+
+    _points: list[Point] = field(default_factory=list[Point])
+    _todo: deque[Point] = field(default_factory=deque[Point])
+    _running: dict[int, tuple[Point, Job]] = field(default_factory=dict[int, tuple[Point, Job]])
+    _told: set[int] = field(default_factory=set[int])
+    _stopping: int = 0
+
+    def prepare(self) -> int:
+        """Compose and check the points that are known and not yet written down, and find out which are still to do.
+
+        Returns:
+            How many are to do now.
+
+        Raises:
+            ConfigError: what is wrong with any of them.
+        """
+        known = self.folder.points()
+        if self.sweeper.listed:
+            settings = list(self.sweeper.settings())
+            seeds = max(1, len(self.space.seeds))
+            self._add(settings[len(known) // seeds :], known)
+            self._points = self.folder.points()[: len(settings) * seeds]
+        else:
+            self._points = known
+        firsts = set(same_runs(self._points).values())
+        standing = self.launcher.look([point.number for point in self._points]) if self.launcher.detached else {}
+        for point in self._points:
+            now = outcome(self.folder, point, standing.get(point.number))
+            if now.state is State.failed and self.retry_failed:
+                self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None)
+            elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
+                self.watcher.found(now)
+                continue
+            if point.number in firsts:
+                self._todo.append(point)
+        return len(self._todo)
+
+    def submit(self) -> int:
+        """Hand everything over to a detached launcher; the number of jobs."""
+        jobs = [self._job(point) for point in self._todo]
+        self._todo.clear()
+        if jobs:
+            self.launcher.submit(jobs)
+        return len(jobs)
+
+    def run(self) -> None:
+        """Start and watch until nothing is left to do.
+
+        Raises:
+            Interrupted: asked to stop; jobs that ran have saved.
+        """
+        with _asked_to_stop(self):
+            self._tell_ended()
+            while True:
+                self._fill()
+                if not self._running:
+                    break
+                self._collect()
+                self.watcher.show([point for point, _ in self._running.values()], waiting=len(self._todo))
+                time.sleep(self.launcher.poll_s)
+        if self._stopping:
+            raise Interrupted(Problem(self.folder.id, "stopped; the jobs that ran have saved", hint="the same command goes on from there"))
+
+    def ask_stop(self) -> None:
+        """Start nothing more; have the running jobs save and stop; on a second call, end them."""
+        self._stopping += 1
+        self.launcher.cancel(list(self._running), kill=self._stopping > 1)
+
+    def _fill(self) -> None:
+        while not self._stopping:
+            room = self.launcher.room([job for _, job in self._running.values()])
+            if room is not None and room <= 0:
+                return
+            if not self._todo and not self._ask():
+                return
+            batch = [self._todo.popleft() for _ in range(len(self._todo) if room is None else min(room, len(self._todo)))]
+            jobs = [self._job(point) for point in batch]
+            self._running |= {point.number: (point, job) for point, job in zip(batch, jobs, strict=True)}
+            self.launcher.submit(jobs)
+
+    def _ask(self) -> bool:
+        """Have the sweeper name one more setting. False where there is none for now."""
+        setting = None if self.sweeper.listed else self.sweeper.ask()
+        if setting is None:
+            return False
+        self._todo.extend(self._add([setting], self._points))
+        return True
+
+    def _add(self, settings: Sequence[Setting], known: Sequence[Point]) -> list[Point]:
+        made = composed_points(settings, self.space, self.folder, self.composer, first=len(known), tags={})
+        require_sound(made, self.project)
+        write_configs(made, self.folder)
+        points = [point for point, _ in made]
+        self.folder.add_points(points)
+        if known is self._points:
+            self._points.extend(points)
+        return points
+
+    def _collect(self) -> None:
+        """Take note of the jobs that have ended."""
+        seen = self.launcher.look(list(self._running))
+        for number, known in seen.items():
+            if known.standing is not Standing.gone:
+                continue
+            point, _ = self._running.pop(number)
+            if "ended" not in self.folder.word(number) and known.reason:
+                self.folder.note(number, reason=known.reason)
+            now = outcome(self.folder, point, known)
+            silent = now.state is State.interrupted and "ended" not in self.folder.word(number)
+            if silent and not self._stopping and now.tries < MOST_TRIES:
+                self.watcher.again(now)
+                self._todo.appendleft(point)
+                continue
+            self.watcher.ended(now)
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        """Tell the sweeper of settings of which every seed has ended."""
+        if self.sweeper.listed:
+            return
+        by_setting = dict[int, list[Point]]()
+        for point in self._points:
+            by_setting.setdefault(point.setting, []).append(point)
+        pending = {point.number for point in self._todo} | set(self._running)
+        for number, points in by_setting.items():
+            if number in self._told or any(point.number in pending for point in points):
+                continue
+            ends = [outcome(self.folder, point) for point in points]
+            if self._stopping and any(one.state not in ENDED for one in ends):
+                continue
+            self._told.add(number)
+            self.sweeper.tell(Setting(number, points[0].values), _together(ends))
+
+    def _job(self, point: Point) -> Job:
+        seed = (self.space.seeds or (None,)).index(point.seed)
+        variables = {**point.needs["variables"], **self.sweeper.variables(Setting(point.setting, point.values), seed)}
+        needs = {name: point.needs[name] for name in ("threads", "processes", "wants_gpu")}
+        return Job(point.number, point.label, self.folder.path, environment=variables, **needs)
+
+
+def _together(ends: Sequence[Outcome]) -> Result:
+    """A setting's result from its seeds'."""
+    for state in (State.failed, State.interrupted, State.pruned):
+        if any(one.state is state for one in ends):
+            known = [one.best for one in ends if one.best]
+            return Result("failed" if state is State.interrupted else state.value, dict(known[-1]) if known else {})
+    metrics = dict[str, float]()
+    for prefix, several in (("", [one.best for one in ends]), ("final/", [one.final for one in ends])):
+        for name in several[0]:
+            if all(name in one for one in several):
+                metrics[prefix + name] = statistics.fmean(one[name] for one in several)
+    return Result("finished", metrics)
+
+
+@contextmanager
+def _asked_to_stop(sweep: Sweep) -> Generator[None]:
+    """Ctrl-C and SIGTERM: start nothing more, have the jobs save."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        sweep.watcher.say("stopping: the running jobs finish their step and save; once more to end them at once")
+        sweep.ask_stop()
+
+    before = {number: signal.signal(number, ask) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
+    """Raise where a sweeper that has to be asked is to be handed over whole.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if launcher.detached and not sweeper.listed:
+        hint = "add --wait: this process then asks the sweeper and submits job by job, and has to stay"
+        raise ConfigError(Problem("sweeper", "learns from what has been tried, so it cannot be handed over whole", type(sweeper).__name__, hint=hint))

@@ -1,0 +1,119 @@
+"""Shows a person how a sweep goes: a line for each running job, and one for each that has ended. On standard error; lines only where that is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from samewise.runner.folder import read_json
+from samewise.runner.sweep.folder import Point, SweepFolder
+from samewise.runner.sweep.results import Outcome, State, latest
+
+_EVERY_S = 1.0
+_STYLES = {State.finished: "green", State.failed: "bold red", State.pruned: "yellow", State.interrupted: "yellow"}
+
+
+class Watcher:
+    """Draws while a sweep runs.
+
+    Args:
+        folder: The sweep's.
+        total: How many points there are; None where that is not known.
+        console: Where; standard error if not given.
+    """
+
+    def __init__(self, folder: SweepFolder, *, total: int | None, console: Console | None = None) -> None:
+        self._folder, self.total = folder, total
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
+        self._counts = Counter[State]()
+        self._drawn = 0.0
+        self._began = time.monotonic()
+        self._rates = dict[int, tuple[float, int]]()
+
+    def __enter__(self) -> Watcher:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line, for good."""
+        self._console.print(Text(text, style=style))
+
+    def found(self, now: Outcome) -> None:
+        """A point that needs nothing more: it has ended before, or is at work already."""
+        self._counts[now.state] += 1
+
+    def again(self, now: Outcome) -> None:
+        """A job that died is started again."""
+        self.say(f"{self._head(now.point)}  {now.reason}; it is started again, from its last checkpoint", "yellow")
+
+    def ended(self, now: Outcome) -> None:
+        """A job has ended: said at once."""
+        self._counts[now.state] += 1
+        parts = [self._head(now.point), now.state.value]
+        if now.state is State.finished:
+            parts += [f"{now.point.monitor} {now.value:.4g}", f"{now.seconds:.0f} s"]
+        if now.reason:
+            parts.append(now.reason)
+        if now.state is State.failed:
+            parts.append(f"({self._folder.log(now.point.number)})")
+        self.say("  ".join(parts), _STYLES.get(now.state, ""))
+
+    def show(self, running: Sequence[Point], *, waiting: int) -> None:
+        """Draw the running jobs, at most once a second; nothing where there is no terminal."""
+        now = time.monotonic()
+        if self._live is None or now - self._drawn < _EVERY_S:
+            return
+        self._drawn = now
+        lines = [self._line(point) for point in sorted(running, key=lambda point: point.number)]
+        self._live.update(Group(*lines[: max(1, self._console.height - 3)], self._foot(len(running), waiting)), refresh=True)
+
+    def _head(self, point: Point) -> str:
+        of = f"/{self.total}" if self.total else ""
+        return f"[{point.number + 1}{of}] {point.label}"
+
+    def _line(self, point: Point) -> Text:
+        step, metrics = latest(point)
+        total = int((read_json(point.run.environment) or {}).get("total_steps", 0)) if point.run.environment.is_file() else 0
+        parts = [self._head(point), f"step {step}{f'/{total}' if total else ''}"]
+        if point.monitor in metrics:
+            parts.append(f"{point.monitor} {metrics[point.monitor]:.4g}")
+        left = self._left_s(point, step, total)
+        if left is not None:
+            parts.append(f"{clock(left)} left")
+        return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+
+    def _left_s(self, point: Point, step: int, total: int) -> float | None:
+        now = time.monotonic()
+        began, first = self._rates.setdefault(point.number, (now, step))
+        if not total or step <= first:
+            return None
+        return (total - step) * (now - began) / (step - first)
+
+    def _foot(self, running: int, waiting: int) -> Text:
+        counts = ", ".join(f"{count} {state.value}" for state, count in sorted(self._counts.items()))
+        left = ", ".join(filter(None, [counts, f"{running} running", f"{waiting} waiting" if waiting else ""]))
+        return Text(f"{self._folder.id}: {left}, {clock(time.monotonic() - self._began)}", style="dim")
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    whole = int(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def plain(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)

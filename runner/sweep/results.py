@@ -1,0 +1,227 @@
+"""What has become of each point of a sweep, read from its run's folder and from the word that its job has left. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from samewise.runner.folder import read_json
+from samewise.runner.launchers.base import Seen, Standing
+from samewise.runner.sweep.folder import Point, SweepFolder
+
+
+class State(enum.StrEnum):
+    """Where a point stands."""
+
+    waiting = enum.auto()
+    running = enum.auto()
+    finished = enum.auto()
+    pruned = enum.auto()
+    failed = enum.auto()
+    interrupted = enum.auto()
+
+
+ENDED = (State.finished, State.pruned, State.failed)
+"""States in which nothing more is done by itself. What was interrupted goes on when the sweep does."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A point and what has become of it.
+
+    Args:
+        point: Which.
+        state: Where it stands.
+        reason: Why, where that is not plain: the error's first line, "killed by SIGKILL".
+        best: Metrics at the step that was best by `evaluate.monitor`.
+        final: Metrics of the last evaluation.
+        steps: Optimizer steps taken.
+        seconds: Spent training.
+        weights_sha256: Of the final weights.
+        mlflow_run_id: The MLflow run's.
+        tries: How often the job was started.
+    """
+
+    point: Point
+    state: State
+    reason: str = ""
+    best: Mapping[str, float] = field(default_factory=dict[str, float])
+    final: Mapping[str, float] = field(default_factory=dict[str, float])
+    steps: int = 0
+    seconds: float = 0.0
+    weights_sha256: str = ""
+    mlflow_run_id: str | None = None
+    tries: int = 0
+
+    @property
+    def value(self) -> float:
+        """The monitored metric at its best; NaN where there is none."""
+        return float(self.best.get(self.point.monitor, self.final.get(self.point.monitor, math.nan)))
+
+
+def outcome(folder: SweepFolder, point: Point, seen: Seen | None = None) -> Outcome:
+    """What has become of a point.
+
+    Args:
+        folder: The sweep's.
+        point: Which.
+        seen: What its launcher knows of it; None: not asked.
+    """
+    word = folder.word(point.number)
+    tries = int(word.get("tries", 0))
+    summary = _summary(point)
+    if summary is not None:
+        metrics: Mapping[str, Any] = summary["metrics"]
+        best = {name: value for name, value in (metrics["best"] or metrics["final"]).items() if name != "step"}
+        return Outcome(
+            point,
+            State.finished,
+            str(summary.get("stopped_early") or ""),
+            best,
+            metrics["final"],
+            summary["steps"],
+            summary["timings"]["training_s"],
+            summary["weights_sha256"],
+            summary.get("mlflow_run_id") or _tracked(point),
+            tries,
+        )
+    state, reason = _state(word, seen)
+    steps, last = latest(point)
+    return Outcome(point, state, reason, best=last, final=last, steps=steps, mlflow_run_id=_tracked(point), tries=tries)
+
+
+def outcomes(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[Outcome]:
+    """Of all points, in order."""
+    known = seen or {}
+    return [outcome(folder, point, known.get(point.number)) for point in folder.points()]
+
+
+def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
+    reason = str(word.get("reason") or (seen.reason if seen else ""))
+    said = str(word.get("said") or "")
+    if word.get("pruned"):
+        return State.pruned, str(word["pruned"])
+    if seen is not None and seen.standing is not Standing.gone:
+        return State(seen.standing.value), seen.reason
+    if "ended" in word:
+        code = word.get("exit_code")
+        return (State.interrupted if code == 3 else State.failed), _first_line(said) or reason or f"exit code {code}"
+    if "began" in word:
+        return (State.running, "") if seen is None and not reason else (State.interrupted, reason or "it is gone, without a word")
+    return (State.interrupted, reason) if seen is not None and reason else (State.waiting, "")
+
+
+def _first_line(said: str) -> str:
+    """What an error says, without its heading."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return next((line for line in lines if not line.endswith((":", "problems:")) or len(lines) == 1), "")
+
+
+def _summary(point: Point) -> Mapping[str, Any] | None:
+    try:
+        found = read_json(point.run.summary)
+    except (OSError, json.JSONDecodeError):
+        return None
+    return found if isinstance(found, dict) and found.get("status") == "finished" else None
+
+
+def _tracked(point: Point) -> str | None:
+    try:
+        known = read_json(point.run.tracking)
+    except (OSError, json.JSONDecodeError):
+        return None
+    return known.get("run_id") if isinstance(known, dict) else None
+
+
+def latest(point: Point, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:
+    """The last step that a run has logged, and its last evaluation; from the end of its journal.
+
+    Args:
+        point: Which.
+        window: How many bytes of the journal's end to read.
+    """
+    try:
+        with open(point.run.metrics, "rb") as handle:
+            handle.seek(0, 2)
+            handle.seek(max(0, handle.tell() - window))
+            lines = handle.read().splitlines()
+    except OSError:
+        return 0, {}
+    step, evaluated = 0, dict[str, float]()
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if not isinstance(entry, dict) or "metrics" not in entry:
+            continue
+        step = max(step, int(entry.get("step", 0)))
+        numbers = {name: float(value) for name, value in entry["metrics"].items() if isinstance(value, int | float)}
+        if not evaluated and point.monitor in numbers:
+            evaluated = {name: value for name, value in numbers.items() if not name.startswith(("train/", "system/"))}
+        if step and evaluated:
+            break
+    return step, evaluated
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric over the seeds of a setting.
+
+    Args:
+        count: How many runs.
+        mean: Their mean.
+        deviation: Their standard deviation (n - 1); NaN for one run.
+        margin: Half the width of the 95 % confidence interval of the mean, by Student's t; NaN for one run.
+    """
+
+    count: int
+    mean: float
+    deviation: float = math.nan
+    margin: float = math.nan
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of the values that are numbers."""
+        known = [value for value in values if not math.isnan(value)]
+        if len(known) < 2:
+            return cls(len(known), known[0] if known else math.nan)
+        deviation = statistics.stdev(known)
+        return cls(len(known), statistics.fmean(known), deviation, _student(len(known) - 1) * deviation / math.sqrt(len(known)))
+
+
+def _student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, freedom))
+
+
+def by_setting(all_outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """The outcomes of each setting, over its seeds, in order."""
+    found = dict[int, list[Outcome]]()
+    for one in all_outcomes:
+        found.setdefault(one.point.setting, []).append(one)
+    return list(found.values())
+
+
+def spread(of_setting: Sequence[Outcome]) -> Spread:
+    """The monitored metric of a setting, over its finished seeds."""
+    return Spread.of(one.value for one in of_setting if one.state is State.finished)
+
+
+def ranked(all_outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Settings, the best mean first, those without any result last."""
+    settings = by_setting(all_outcomes)
+    sign = -1.0 if settings and settings[0][0].point.mode == "max" else 1.0
+
+    def place(one: Sequence[Outcome]) -> tuple[bool, float]:
+        mean = spread(one).mean
+        return (math.isnan(mean), sign * mean)
+
+    return sorted(settings, key=place)

@@ -1,0 +1,75 @@
+"""Which settings a sweep tries. A sweeper is a choice of the group `sweeper`; a project's own goes in a package of its own."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samewise.runner.sweep.space import Space
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value for each dimension; with each seed it is one run.
+
+    Args:
+        number: Counts from 0.
+        values: By the dimension's key, as an override writes it.
+    """
+
+    number: int
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a setting, when all of its seeds have ended.
+
+    Args:
+        state: "finished"; "pruned", where a run was stopped as unpromising; "failed", where any run failed.
+        metrics: Means over its seeds of the metrics at the step that was best by `evaluate.monitor`, and with the prefix `final/` of the last; empty where there are none.
+    """
+
+    state: str
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class Sweeper(abc.ABC):
+    """Says what to try next. It is asked in one process, the one that runs the sweep."""
+
+    listed: bool = True
+    """Whether all settings are known before any is tried; only such a sweep can be handed over whole to a cluster."""
+
+    @abc.abstractmethod
+    def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
+        """Begin, or go on.
+
+        Args:
+            space: What varies.
+            folder: The sweep's, for what the sweeper has to remember.
+            monitor: `evaluate.monitor` of the experiments, what "better" means where the sweeper's config does not say.
+            mode: `min` or `max`.
+
+        Raises:
+            ConfigError: the space is none for this sweeper.
+        """
+
+    @abc.abstractmethod
+    def settings(self) -> Iterable[Setting]:
+        """All settings, in the order of trying; those asked for so far, where the sweeper is not `listed`."""
+
+    def ask(self) -> Setting | None:
+        """The next setting to try; None where there is none for now. Asked of sweepers that are not `listed`."""
+        return None
+
+    def tell(self, setting: Setting, result: Result) -> None:
+        """What became of a setting. Told to sweepers that are not `listed`."""
+
+    def variables(self, setting: Setting, seed: int) -> Mapping[str, str]:
+        """Environment variables for the run of a setting with its `seed`-th seed, by which it may report while it trains. Default: none."""
+        return {}
+
+    def close(self) -> None:
+        """The sweep ends, or is left."""

@@ -1,0 +1,21 @@
+"""Every combination of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import final
+
+from samewise.runner.sweep.space import Space
+from samewise.runner.sweepers.base import Setting, Sweeper
+
+
+@final
+class Grid(Sweeper):
+    """All combinations, the last key of the command line changing fastest."""
+
+    def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
+        self._settings = [Setting(number, values) for number, values in enumerate(space.grid())]
+
+    def settings(self) -> Iterable[Setting]:
+        return self._settings

@@ -1,0 +1,70 @@
+"""Settings drawn at random, or spread evenly at random."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import final
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.sweep.space import Dimension, Space
+from samewise.runner.sweepers.base import Setting, Sweeper
+
+
+class _Drawn(Sweeper, abc.ABC):
+    """So many settings, each a function of the seed and its number: more trials later begin with the same ones.
+
+    Args:
+        trials: How many settings.
+        seed: The key of the draws.
+    """
+
+    def __init__(self, *, trials: int = 20, seed: int = 0) -> None:
+        if trials < 1:
+            raise ConfigError(Problem("trials", "is too small", trials, "at least 1"))
+        self._trials, self._seed = trials, seed
+
+    def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
+        if not space.dimensions:
+            raise ConfigError(Problem("sweeper", "nothing varies but the seed", expected="keys with several values, or an interval", hint="sweeper=grid"))
+        dimensions = space.dimensions
+        rows = self._shares(dimensions)
+        self._settings = [
+            Setting(number, {one.key: one.at(share) for one, share in zip(dimensions, shares, strict=True)}) for number, shares in enumerate(rows)
+        ]
+
+    def settings(self) -> Iterable[Setting]:
+        return self._settings
+
+    @abc.abstractmethod
+    def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
+        """For each trial a number in [0, 1) for each dimension."""
+
+
+@final
+class Random(_Drawn):
+    """Each value drawn by itself: from a list with equal chances, from an interval uniformly on its scale (Bergstra and Bengio, JMLR 13, 2012)."""
+
+    def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
+        return [[_share(self._seed, number, one.key) for one in dimensions] for number in range(self._trials)]
+
+
+@final
+class Sobol(_Drawn):
+    """The points of a scrambled Sobol sequence, which leave smaller gaps than draws at random (Owen 1998; SciPy's `qmc.Sobol`)."""
+
+    def _shares(self, dimensions: Sequence[Dimension]) -> Iterable[Sequence[float]]:
+        from scipy.stats import qmc
+
+        if len(dimensions) > qmc.Sobol.MAXDIM:
+            raise ConfigError(Problem("sweeper", f"Sobol sequences have at most {qmc.Sobol.MAXDIM} dimensions", len(dimensions), hint="sweeper=random"))
+        rounded = 1 << (self._trials - 1).bit_length()  # the sequence is balanced at powers of two
+        return qmc.Sobol(len(dimensions), scramble=True, rng=self._seed).random(rounded)[: self._trials].tolist()
+
+
+def _share(seed: int, number: int, key: str) -> float:
+    """A number in [0, 1), a function of its arguments."""
+    digest = hashlib.blake2b(f"{seed}/{number}/{key}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
