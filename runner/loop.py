@@ -7,16 +7,19 @@ replicas in a fixed order, average, clip, check that all is finite, step.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from samewise.runner import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.digest import combined
 from samewise.runner.errors import Problem, TrainingError
 from samewise.runner.evaluation import evaluate
-from samewise.runner.run import Run
+from samewise.runner.run import Run, TrainingPhase
 from samewise.runner.session import session
 from samewise.runner.strategies.base import Tally
 
@@ -62,16 +65,8 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         if phase.number:
             run.trace.phase_ends(run.step + 1)
         run.clear_gradients()
-        tallies: list[Tally] = []
-        for micro in micro_batches:
-            streams.enter(run.seed, "step", run.step, micro.number, phase.number)
-            with phase.training(), run.strategy.micro_batch(micro.number):
-                batch = run.transforms["train"](run.to_device(micro.batch))
-                with run.precision.autocast():
-                    loss = run.recipe.loss(run.network, batch, phase.spec)
-                nominal = loss.count if run.micro_batches == 1 else run.batch_size
-                run.precision.scale(loss.total / nominal).backward()
-            tallies.append(Tally.of(loss, nominal=nominal, seen=run.trace.seen(micro.batch, batch)))
+        with phase.training():
+            tallies = run.strategy.carry(micro_batches, partial(_forward, run, phase))
         tally = run.strategy.reduce(tallies)
         seen += tally.seen
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
@@ -81,6 +76,16 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     run.precision.update()
     run.step += 1
     return Outcome(run.step, losses, tally.count, norm, combined([a for a, _ in seen]), combined([b for _, b in seen]))
+
+
+def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Callable[[], Tally]]:
+    """A micro-batch's loss, scaled for its backward pass, and what it comes to: read after that pass, since reading a value waits for the device."""
+    streams.enter(run.seed, "step", run.step, micro.number, phase.number)
+    batch = run.transforms["train"](run.to_device(micro.batch))
+    with run.precision.autocast():
+        loss = run.recipe.loss(run.network, batch, phase.spec)
+    nominal = loss.count if run.micro_batches == 1 else run.batch_size
+    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.trace.seen(micro.batch, batch))
 
 
 def _require_finite(run: Run, losses: Mapping[str, float], norm: float | None) -> None:

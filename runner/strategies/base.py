@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Loss
 from samewise.runner.strategies.peers import Alone, Peers
@@ -42,11 +43,15 @@ class Tally:
         return {f"{prefix}{name}": value / self.count for name, value in self.sums.items()}
 
 
+Forward = Callable[[MicroBatch], tuple[Tensor, Callable[[], Tally]]]
+"""Runs a micro-batch up to its loss, calling the module that `wrap` gave. Returns what to call backward on, and what gives the tally once that is done."""
+
+
 class Strategy(abc.ABC):
     """Carries the replicas of a run.
 
-    The loop asks, for each step: for every micro-batch `with strategy.micro_batch(number)`, run forward and backward; then `reduce`, after
-    which every parameter's `.grad` is the *sum* over all micro-batches of the step, wherever they ran.
+    The loop asks, for each step: `carry` the micro-batches, forward and backward; then `reduce`, after which every parameter's `.grad` is the *sum*
+    over all micro-batches of the step, wherever they ran.
     """
 
     level = "R1"
@@ -96,6 +101,24 @@ class Strategy(abc.ABC):
     @abc.abstractmethod
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
         """Around the forward and backward pass of one of them. One that has no samples is left out."""
+
+    def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
+        """Run forward and backward of a step's micro-batches, one after the other. One that cuts the model, not the batch, has an order of its own.
+
+        Args:
+            micro_batches: This process's.
+            forward: Runs one of them up to its loss; the same again where it is called again.
+
+        Returns:
+            Their tallies.
+        """
+        tallies: list[Tally] = []
+        for micro in micro_batches:
+            with self.micro_batch(micro.number):
+                loss, tally = forward(micro)
+                loss.backward()
+            tallies.append(tally())
+        return tallies
 
     @abc.abstractmethod
     def reduce(self, tallies: Sequence[Tally]) -> Tally:

@@ -1,0 +1,196 @@
+"""The model cut into stages, one a process, through which a step's micro-batches follow each other: torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import groupby
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.strategies.base import Forward, Strategy, Tally, added
+from samewise.runner.strategies.peers import Processes
+from samewise.runner.strategies.ranks import Ranks
+from samewise.runner.strategies.stages import Asked, Asking, Parts, cut, draws, require_one_replica, require_processes
+
+SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+@final
+class Pipeline(Strategy):
+    """Each process runs one stage of the model. The pipeline's micro-batches are the run's (`accumulate`), in their order: the bits of one process.
+
+    Args:
+        rank_invariant: Says to the fingerprint that the result is that of one process. Refused where a later stage draws random numbers (dropout), which
+            would be others.
+        split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.
+        schedule: gpipe: all forward passes, then all backward passes (Huang et al. 2019, arXiv 1811.06965). 1f1b: a backward pass as soon as there can be
+            one, so that fewer activations wait (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503); wants `accumulate` of at least the stages.
+        nproc: Processes that `samewise train` starts on this machine; null: one for each stage.
+        backend: gloo or nccl; null: nccl where each process has a CUDA device of its own, else gloo.
+        share_devices: Let several processes compute on one CUDA device, over gloo.
+        join_timeout_s: Seconds to wait for all processes to arrive.
+        timeout_s: Seconds that an exchange may take before the run ends with an error.
+        max_restarts: How often to start again, from the last checkpoint, when a process dies.
+        grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
+    """
+
+    def __init__(
+        self,
+        *,
+        split: Sequence[str],
+        rank_invariant: bool = True,
+        schedule: str = "gpipe",
+        nproc: int | None = None,
+        backend: str | None = None,
+        share_devices: bool = False,
+        join_timeout_s: float = 60.0,
+        timeout_s: float = 600.0,
+        max_restarts: int = 0,
+        grace_s: float = 120.0,
+    ) -> None:
+        super().__init__()
+        if schedule not in SCHEDULES:
+            raise ConfigError(Problem("schedule", "no such schedule", schedule, ", ".join(SCHEDULES), nearest(schedule, SCHEDULES)))
+        if not split:
+            raise ConfigError(Problem("split", "names no place to cut the model", list(split), "names of submodules", "strategy.split=[layer3]"))
+        self._ranks = Ranks(
+            nproc=nproc,
+            backend=backend,
+            share_devices=share_devices,
+            join_timeout_s=join_timeout_s,
+            timeout_s=timeout_s,
+            max_restarts=max_restarts,
+            grace_s=grace_s,
+        )
+        self._rank_invariant = rank_invariant
+        self._split = list(split)
+        self._schedule = schedule
+        self._device = torch.device("cpu")
+        self._accumulate = 1
+        self._made: dict[Any, Any] = {}  # schedules, by the number of micro-batches and what they look like
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def processes(self, device: str, replicas: int) -> int:
+        require_one_replica("pipeline", replicas)
+        wanted = self._ranks.wanted(device, otherwise=len(self._split) + 1)
+        require_processes("pipeline", wanted, self._split)
+        return wanted
+
+    def begin(self, device: str, replicas: int, accumulate: int) -> None:
+        self.processes(device, replicas)
+        require_processes("pipeline", self._ranks.size, self._split)
+        if self._schedule == "1f1b" and accumulate <= len(self._split):
+            stages = len(self._split) + 1
+            hint = f"accumulate={stages}, or strategy.schedule=gpipe"
+            raise ConfigError(Problem("accumulate", f"1f1b needs as many micro-batches as there are stages, {stages}", accumulate, f"at least {stages}", hint))
+        self.peers, self._device = self._ranks.join(device)
+        self._accumulate = accumulate
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        assert isinstance(self.peers, Processes)
+        self._stages = cut(model, self._split)
+        for number, stage in enumerate(self._stages[1:], 1):
+            name = draws(stage)
+            if name and self._rank_invariant:
+                message = f"stage {number} draws random numbers ({name}), other ones than in one process"
+                raise ConfigError(Problem("strategy.rank_invariant", message, True, "false, which makes another experiment of it", "or strategy=rpc"))
+        self._parts = Parts(self._stages, self.peers)
+        self._mine = Mine(self._stages[self.peers.rank])
+        self._network = Asking(self._device)
+        return self._network
+
+    @property
+    def micro_batches(self) -> Sequence[int]:
+        return range(self._accumulate)
+
+    def micro_batch(self, number: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
+        """As the base. Only the last stage's process has tallies.
+
+        The loss is the recipe's own: a first call of `forward` stops where it calls the model, and tells the first stage's input; in a second one, in the
+        last stage, the model gives what came out of the pipeline.
+        """
+        assert isinstance(self.peers, Processes)
+        self.peers.doing = "passing activations between stages"
+        asked = [(micro, self._network.asked(partial(forward, micro))) for micro in micro_batches]
+        tallies: list[Tally] = []
+        for _, group in groupby(asked, key=lambda pair: pair[1].form):  # the last of an epoch may be smaller
+            tallies += self._pass_through(list(group), forward)
+        return tallies
+
+    def _pass_through(self, group: Sequence[tuple[MicroBatch, Asked]], forward: Forward) -> list[Tally]:
+        tallies: list[Callable[[], Tally]] = []
+
+        def loss(output: Any, place: int) -> Tensor:
+            total, tally = self._network.given(output, partial(forward, group[place][0]))
+            tallies.append(tally)
+            return total
+
+        schedule, losses = self._schedule_for(group[0][1], len(group))
+        losses[:] = [loss]
+        self._mine.asked = iter([asked for _, asked in group])
+        first = self.peers.rank == 0
+        inputs = {"arg_mbs": [asked.inputs for _, asked in group]} if first else {}
+        schedule.step(target_mbs=list(range(len(group))), return_outputs=False, **inputs)
+        return [tally() for tally in tallies]
+
+    def _schedule_for(self, asked: Asked, count: int) -> tuple[Any, list[Callable[[Any, int], Tensor]]]:
+        """Torch's schedule for so many micro-batches that look like this one, and the place for the loss that it is to call."""
+        key = (asked.form, count)
+        if key not in self._made:
+            taken, given = self._looks(asked)
+            stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=taken, output_args=given)
+            kind = SCHEDULES[self._schedule] if count >= len(self._stages) else ScheduleGPipe
+            losses: list[Callable[[Any, int], Tensor]] = []
+            self._made[key] = kind(stage, count, loss_fn=lambda output, place: losses[0](output, place), scale_grads=False), losses
+        return self._made[key]
+
+    @torch.no_grad()
+    def _looks(self, asked: Asked) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What this process's stage takes and gives for such an input: the stages up to it, run once; their buffers stay as they are."""
+        given = asked.inputs
+        taken = given
+        for stage in self._stages[: self.peers.rank + 1]:
+            kept = [buffer.clone() for buffer in stage.buffers()]
+            with asked.surroundings.entered():
+                output = stage(*given)
+            for buffer, value in zip(stage.buffers(), kept, strict=True):
+                buffer.copy_(value)
+            taken, given = given, output if isinstance(output, tuple) else (output,)
+        first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
+        return taken if first else _wanting_gradients(taken), given if last else _wanting_gradients(given)
+
+    def reduce(self, tallies: Sequence[Tally]) -> Tally:
+        everyone, touched = self.gathered(tallies, self._parts.touched())
+        self._parts.share(touched)
+        return added(everyone)
+
+
+@final
+class Mine(nn.Module):
+    """This process's stage, run in the surroundings of the micro-batch at hand."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+        self.asked: Iterator[Asked] = iter(())
+
+    def forward(self, *inputs: Tensor) -> Any:
+        with next(self.asked).surroundings.entered():
+            return self.stage(*inputs)
+
+
+def _wanting_gradients(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors)

@@ -1,0 +1,217 @@
+"""A model cut into stages that run one after the other, each in a process of its own: what the strategies `pipeline` and `rpc` share.
+
+A stage is a graph over the model's own layers (torch.fx), so it computes what the model computes. Every process has the whole model: what is divided is
+the work and the memory of activations. After a step's backward pass each process hands the gradients of its stage to the others; so the weights are
+whole and alike everywhere, and clipping, averages of weights, evaluation and checkpoints need not know of stages.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+from torch.fx.passes.split_module import split_module
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.strategies.peers import Processes, packed, unpacked
+
+DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+
+
+def cut(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
+    """The model's stages, which share its layers.
+
+    Args:
+        model: Takes tensors by position; its control flow does not depend on values.
+        split: The names of the submodules (`layer3`) at which a new stage begins, in order.
+
+    Raises:
+        ConfigError: it cannot be traced, or not be cut there.
+    """
+    _require_names(model, split)
+    try:
+        graph = fx.symbolic_trace(model)
+    except Exception as error:
+        hint = "choose a model that torch.fx.symbolic_trace takes, or strategy=elastic"
+        raise ConfigError(Problem("model", f"cannot be cut into stages: {str(error).splitlines()[0]}", type(model).__name__, hint=hint)) from error
+    number, numbers = 0, dict[fx.Node, int]()
+    for node in graph.graph.nodes:
+        if number < len(split) and node.op == "call_module" and f"{node.target}.".startswith(f"{split[number]}."):
+            number += 1
+        numbers[node] = number
+    if number < len(split):
+        raise ConfigError(Problem("strategy.split", "the model does not come to this part, or not in this order", split[number], "parts in their order"))
+    whole = split_module(graph, model, lambda node: numbers[node])
+    _require_a_chain(whole, len(split) + 1)
+    stages = [whole.get_submodule(f"submod_{number}") for number in range(len(split) + 1)]
+    _require_no_sharing(stages, split)
+    return stages
+
+
+def _require_names(model: nn.Module, split: Sequence[str]) -> None:
+    known = [name for name, _ in model.named_modules() if name]
+    for name in split:
+        if name not in known:
+            raise ConfigError(Problem("strategy.split", "the model has no such part", name, "names of its submodules", nearest(name, known)))
+
+
+def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
+    """Each stage takes what the one before it gives, and nothing else."""
+    calls = [node for node in whole.graph.nodes if node.op == "call_module"]
+    for number, node in enumerate(calls):
+        for taken in node.args:
+            source = taken.args[0] if taken.op == "call_function" and taken.target is operator.getitem else taken
+            if source is not (calls[number - 1] if number else source) or (number == 0 and taken.op != "placeholder"):
+                message = f"stage {number} needs what stage {number - 1} does not give it ({taken.name})"
+                raise ConfigError(Problem("strategy.split", message, expected="a place that one value passes, as between a ResNet's stages"))
+    if len(calls) != stages:
+        raise ConfigError(Problem("strategy.split", "a stage would be empty", expected="names of parts that compute, none of them the model's first"))
+
+
+def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> None:
+    seen = dict[int, int]()
+    for number, stage in enumerate(stages):
+        for name, parameter in stage.named_parameters():
+            if seen.setdefault(id(parameter), number) != number:
+                raise ConfigError(Problem("strategy.split", f"two stages share the parameter {name}", list(split), "stages with parameters of their own"))
+
+
+def draws(stage: nn.Module) -> str | None:
+    """The name of a layer that draws random numbers in training, or None."""
+    if isinstance(stage, fx.GraphModule):
+        for node in stage.graph.nodes:
+            if node.op == "call_function" and "dropout" in getattr(node.target, "__name__", ""):
+                return node.name
+    return next((name for name, part in stage.named_modules() if isinstance(part, DROPOUTS) and getattr(part, "p", 1.0) > 0), None)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a forward pass finds around it: autocast, and where torch's generators stand."""
+
+    device: str
+    autocast: bool
+    dtype: torch.dtype
+    generator: Tensor
+    cuda_generator: Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> Surroundings:
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        kind = device.type
+        return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.default_generator.get_state(), cuda)
+
+    @contextmanager
+    def entered(self) -> Generator[None]:
+        torch.default_generator.set_state(self.generator)
+        if self.cuda_generator is not None:
+            torch.cuda.set_rng_state(self.cuda_generator)
+        with torch.autocast(self.device, self.dtype, enabled=self.autocast):
+            yield
+
+
+@final
+class Parts:
+    """The stages' parameters and buffers, and how their gradients and values come to every process."""
+
+    def __init__(self, stages: Sequence[nn.Module], peers: Processes) -> None:
+        self._trained = [[parameter for parameter in stage.parameters() if parameter.requires_grad] for stage in stages]
+        self._buffers = [list(stage.buffers()) for stage in stages]
+        self._peers = peers
+
+    def touched(self) -> list[bool]:
+        """Which parameters of this process's stage have a gradient."""
+        return [parameter.grad is not None for parameter in self._trained[self._peers.rank]]
+
+    @torch.no_grad()
+    def share(self, touched: Sequence[Sequence[bool]]) -> None:
+        """Make each process's gradients and buffers everyone's. `touched` is what `touched` gave, of all processes."""
+        for owner, marks in enumerate(touched):
+            self._peers.doing = f"sharing the gradients of stage {owner}"
+            trained = [parameter for parameter, mark in zip(self._trained[owner], marks, strict=True) if mark]
+            mine = owner == self._peers.rank
+            tensors = [*(parameter.grad if mine and parameter.grad is not None else parameter for parameter in trained), *self._buffers[owner]]
+            if not tensors:
+                continue
+            flat, offsets = packed(tensors)
+            dist.broadcast(flat, owner)
+            if not mine:
+                values = unpacked(flat, tensors, offsets)
+                for parameter, value in zip(trained, values, strict=False):
+                    parameter.grad = value.clone()  # memory of its own, aligned as the owner's: what reads it adds in the same order
+                for buffer, value in zip(self._buffers[owner], values[len(trained) :], strict=True):
+                    buffer.copy_(value)
+
+
+def require_one_replica(name: str, replicas: int) -> None:
+    """Refuse more than one replica: each would need processes of its own."""
+    if replicas > 1:
+        hint = "replicas=1, and accumulate=N for micro-batches"
+        raise ConfigError(Problem("replicas", f"strategy={name} cuts the model, not the batch: it carries one replica", replicas, "1", hint))
+
+
+def require_processes(name: str, size: int, split: Sequence[str]) -> None:
+    """Refuse another number of processes than of stages."""
+    if size != len(split) + 1:
+        where = ", ".join(split)
+        message = f"strategy={name} with {len(split) + 1} stages (cut at {where}) cannot run in {size} process{'es' * (size > 1)}"
+        raise ConfigError(Problem("strategy.nproc", message, size, f"{len(split) + 1}, or null", "strategy.split has one name for each further process"))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a recipe has asked the network for: its input, and what stood around the call."""
+
+    inputs: tuple[Tensor, ...]
+    surroundings: Surroundings
+
+    @property
+    def form(self) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+        """The inputs' shapes and dtypes."""
+        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in self.inputs)
+
+
+class _Asking(BaseException):
+    """Carries the input out of a recipe that has called the network. No error, so nothing that catches errors may catch it."""
+
+
+@final
+class Asking(nn.Module):
+    """Stands for the model in a recipe's loss: first to learn what the model is called with, then to give what another process's forward pass has given."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._asked: Asked | None = None
+        self._given: list[Any] = []
+
+    def forward(self, *inputs: Tensor, **further: Any) -> Any:
+        if self._given:
+            return self._given.pop()
+        if further or not all(isinstance(value, Tensor) for value in inputs):
+            raise ConfigError(Problem("recipe", "calls the model with more than tensors by position, which stages cannot pass on", hint="strategy=elastic"))
+        if self._asked is not None:
+            raise ConfigError(Problem("recipe", "calls the model twice for a loss, which stages cannot", hint="strategy=elastic"))
+        self._asked = Asked(inputs, Surroundings.now(self._device))
+        raise _Asking
+
+    def asked(self, run: Callable[[], Any]) -> Asked:
+        """What the model is called with in `run`, which stops there."""
+        self._asked = None
+        with suppress(_Asking):
+            run()
+        if self._asked is None:
+            raise ConfigError(Problem("recipe", "does not call the model for its loss, so nothing is known of its input", hint="strategy=elastic"))
+        asked, self._asked = self._asked, None
+        return asked
+
+    def given(self, output: Any, run: Callable[[], Any]) -> Any:
+        """What `run` comes to where the model gives `output`."""
+        self._given = [output]
+        return run()
