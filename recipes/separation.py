@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -148,7 +149,8 @@ class Separation(Recipe):
         for place, length in enumerate(batch["length"].tolist()):
             true = sources[place, :, :length]
             both = torch.stack([estimates[place, :, :length].cpu(), mixtures[place, :length].expand_as(true)])
-            found = signal_distortion_ratio(both, true.expand_as(both), filter_length=min(512, length))
+            with _one_thread():
+                found = signal_distortion_ratio(both, true.expand_as(both), filter_length=min(512, length))
             after.append(found[0])
             before.append(found[1])
         return torch.stack(after), torch.stack(before)
@@ -281,3 +283,14 @@ def _check(samples: Sequence[Any]) -> None:
         if "sources" in sample and sample["sources"].shape != (len(samples[0]["sources"]), len(sample["mixture"])):
             shape, name = list(sample["sources"].shape), sample.get("name", "a mixture")
             raise DataError(Problem("dataset", f"the sources of {name} do not fit", shape, f"{[len(samples[0]['sources']), len(sample['mixture'])]}"))
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """One torch thread inside: MKL's solver of several systems at once fails on two ("Parameter 6 was incorrect on entry to DLASWP", torch 2.14.1)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
