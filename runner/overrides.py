@@ -257,6 +257,7 @@ def _expected(cfg: DictConfig, path: str) -> str:
 
 
 def unreadable(text: str, error: Exception) -> Problem:
+    """What is wrong with an override that Hydra's grammar does not take."""
     key, sign, _ = text.partition("=")
     if not sign and not text.startswith("~"):
         return Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if re.fullmatch(r"\w+", text) else "")

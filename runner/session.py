@@ -174,7 +174,13 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
                 )
             )
         run.level = "none"
-    facts = {"fingerprint": run.fingerprint, "total_steps": run.total_steps, "level": run.level, "name": run.composed.name, "reproducibility": run.config.reproducibility.level}
+    facts = {
+        "fingerprint": run.fingerprint,
+        "level": run.level,
+        "name": run.composed.name,
+        "reproducibility": run.config.reproducibility.level,
+        "total_steps": run.total_steps,
+    }
     write_json(run.folder.environment, {**run.environment, **facts})
     write_atomically(run.folder.config, compose.dump(run.composed))
 

@@ -143,7 +143,7 @@ def _environment(job: Job, share: _Share) -> dict[str, str]:
 def _spawn(job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> subprocess.Popen[bytes]:
     command = [*(["taskset", "-c", ",".join(map(str, cores))] if cores else []), *job.command]
     with open(job.log, "ab") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -151,4 +151,3 @@ def _spawn(job: Job, environment: Mapping[str, str], cores: Sequence[int] | None
             env={**os.environ, **environment, "SAMEWISE_ENDS_WITH_LAUNCHER": "1"},
             start_new_session=True,
         )
-    return process

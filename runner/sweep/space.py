@@ -35,10 +35,9 @@ class Interval:
         """The number at `share` (0 to 1, 1 left out) of the way, as an override writes it."""
         if self.whole and not self.log:
             return str(int(self.low) + min(int(share * (self.high - self.low + 1)), int(self.high - self.low)))
-        if self.log:
-            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
-        else:
-            value = self.low + share * (self.high - self.low)
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = low + share * (high - low)
+        value = math.exp(value) if self.log else value
         return str(round(value)) if self.whole else repr(value)
 
 

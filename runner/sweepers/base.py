@@ -29,7 +29,8 @@ class Result:
 
     Args:
         state: "finished"; "pruned", where a run was stopped as unpromising; "failed", where any run failed.
-        metrics: Means over its seeds of the metrics at the step that was best by `evaluate.monitor`, and with the prefix `final/` of the last; empty where there are none.
+        metrics: Means over its seeds of the metrics at the step that was best by `evaluate.monitor`, and with the prefix `final/` of the last; empty where there
+            are none.
     """
 
     state: str
