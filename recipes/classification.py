@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 from samewise.datasets.decode import read_image
 from samewise.recipes import pictures
 from samewise.runner.errors import ConfigError, DataError, Problem
-from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
+from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ class Classification(Recipe):
         )
 
     def scores(self, dataset: Any) -> ClassificationScores:
-        return ClassificationScores(classes=_class_names(dataset), top_k=self.top_k)
+        return ClassificationScores(classes=class_names(dataset), top_k=self.top_k)
 
     def read(self, file: Path) -> dict[str, Any]:
         """An image; the label only fills its place."""
         return {"image": read_image(file, mode="gray" if self.channels == 1 else "rgb"), "label": 0}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        return [Classified(probabilities) for probabilities in self._logits(model, batch).softmax(1).cpu()]
+        return [Classified(probabilities, self.classes) for probabilities in self._logits(model, batch).softmax(1).cpu()]
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """float32[B, K]: the model's output, checked. Shapes are compared at every call, which is free; values at most once, which waits for the device."""
@@ -215,15 +215,24 @@ class ClassificationScores(Scores):
 
 @final
 class Classified(Prediction):
-    """One image's float32[K] probabilities."""
+    """One image's float32[K] probabilities; `classes` are their K names, or none."""
 
-    def __init__(self, probabilities: Tensor) -> None:
+    def __init__(self, probabilities: Tensor, classes: Sequence[str] = ()) -> None:
         self.probabilities = probabilities
+        self.classes = list(classes) if len(classes) == len(probabilities) else []
 
     def values(self) -> dict[str, Any]:
-        """The likeliest class, and the probabilities of the five likeliest, by class number."""
+        """The likeliest class, by number and by name where it has one, and the probabilities of the five likeliest."""
         best = self.probabilities.argsort(descending=True, stable=True)[:5].tolist()
-        return {"label": best[0], "probabilities": {str(number): float(self.probabilities[number]) for number in best}}
+        named = {"class": self.classes[best[0]]} if self.classes else {}
+        return {"label": best[0], **named, "probabilities": {self._name(label): float(self.probabilities[label]) for label in best}}
+
+    def _name(self, label: int) -> str:
+        """Unlike any other class's: some data sets have two of one name."""
+        if not self.classes:
+            return str(label)
+        name = self.classes[label]
+        return name if self.classes.count(name) == 1 else f"{name} ({label})"
 
 
 def _record(sample: Any) -> Mapping[str, Any]:
@@ -303,12 +312,3 @@ def _worth_seeing(loss: Tensor, *, worst: int = 4, first: int = 4) -> Tensor:
     chosen[loss.argsort(descending=True, stable=True)[:worst]] = True
     chosen[:first] = True
     return chosen.nonzero().flatten()
-
-
-def _class_names(dataset: Any) -> list[str]:
-    """`classes` of the data set, or of the one that it wraps (`torch.utils.data.Subset` and the like)."""
-    while dataset is not None:
-        if classes := getattr(dataset, "classes", None):
-            return [str(name) for name in classes]
-        dataset = getattr(dataset, "dataset", None)
-    return []

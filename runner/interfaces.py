@@ -79,6 +79,9 @@ class Prediction(abc.ABC):
 class Recipe(abc.ABC):
     """The science of one task. It knows no device, rank, optimizer, file or logger."""
 
+    classes: Sequence[str] = ()
+    """The names of the labels, where the run's data set has them: set before `predict` is asked."""
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The optimizers of a step, in their order. Default: one that trains everything."""
@@ -158,6 +161,10 @@ class Callback(abc.ABC):
         """Further models to evaluate beside the trained one, by prefix (`{"ema": averaged}` gives `ema/valid/accuracy`)."""
         return {}
 
+    def weights(self, state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Tensor]]:
+        """The weights of `models`, by the same names, out of what `state_dict` gave: for `samewise predict`, which makes no run."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: tensors and plain values only."""
         return {}
@@ -169,3 +176,12 @@ class Callback(abc.ABC):
 def batch_size(batch: Batch) -> int:
     """B: the length of the first tensor or list in the batch."""
     return len(next(iter(batch.values())))
+
+
+def class_names(dataset: Any) -> list[str]:
+    """`classes` of a data set, or of the one that it wraps (`torch.utils.data.Subset` and the like); empty where there are none."""
+    while dataset is not None:
+        if classes := getattr(dataset, "classes", None):
+            return [str(name) for name in classes]
+        dataset = getattr(dataset, "dataset", None)
+    return []

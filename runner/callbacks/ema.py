@@ -57,6 +57,9 @@ class ExponentialMovingAverage(Callback):
     def models(self) -> Mapping[str, nn.Module]:
         return {"ema": self._averaged}
 
+    def weights(self, state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Tensor]]:
+        return {"ema": state["averaged"]} if state else {}
+
     def state_dict(self) -> dict[str, Any]:
         return {"averaged": self._averaged.state_dict()}
 
