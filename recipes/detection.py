@@ -17,11 +17,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from samewise.datasets.annotated_images import annotated_sample
+from samewise.datasets.decode import read_image
 from samewise.recipes import detection_pictures as pictures
 from samewise.recipes.average_precision import AveragePrecision, Image
 from samewise.recipes.pictures import thumbnails
 from samewise.runner.errors import ConfigError, DataError, Problem
-from samewise.runner.interfaces import Batch, Loss, Phase, Recipe, Scores
+from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,18 @@ class Detection(Recipe):
         return Measured(measured, {_short(name): float(loss) for name, loss in losses.items()}, small)
 
     def scores(self, dataset: Any) -> DetectionScores:
-        names = [str(name) for name in getattr(dataset, "classes", ())]
+        names = class_names(dataset)
         return DetectionScores(names=names, num_classes=self.num_classes or len(names), shown=self.shown)
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """An image, without boxes."""
+        return annotated_sample(read_image(file), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), number=0)
+
+    def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
+        images = _floats(batch["image"])
+        return [
+            Detected(_image(batch, place, found), image.cpu(), self.classes) for place, (image, found) in enumerate(zip(images, model(images), strict=True))
+        ]
 
     def _record(self, sample: Any, position: int) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
@@ -179,6 +191,37 @@ class DetectionScores(Scores):
             pictures.save_detections(folder / "detections.png", self._thumbnails, self.images, self.names)
             pictures.save_precision_recall(folder / "precision_recall.png", found, self.names)
             pictures.save_class_precision(folder / "class_precision.csv", found, self.names)
+
+
+@final
+class Detected(Prediction):
+    """What was found in one image.
+
+    Args:
+        found: The boxes, in pixels of the image as the transforms of evaluation leave it: of the file, where they do not resize.
+        image: float32[3, H, W] in [0, 1].
+        classes: The names of the labels, the background's first; empty: their numbers.
+    """
+
+    def __init__(self, found: Image, image: Tensor, classes: Sequence[str] = ()) -> None:
+        self.found = found
+        self.classes = list(classes)
+        self._image = image
+
+    def values(self) -> dict[str, Any]:
+        """`detections`, the surest first: `label`, `class` where it has a name, `score`, and `box` as [x1, y1, x2, y2]."""
+        found = self.found
+        order = found.found_scores.argsort(descending=True, stable=True).tolist()
+        return {"width": found.size[1], "height": found.size[0], "detections": [self._one(place) for place in order]}
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """Write `NAME_detections.png`: the image with the boxes of at least the score .3, or with the three best."""
+        return [pictures.save_prediction(folder / f"{name}_detections.png", self._image, self.found, self.classes)]
+
+    def _one(self, place: int) -> dict[str, Any]:
+        label, box = int(self.found.found_labels[place]), self.found.found_boxes[place].tolist()
+        named = {"class": self.classes[label]} if label < len(self.classes) else {}
+        return {"label": label, **named, "score": float(self.found.found_scores[place]), "box": [round(edge, 2) for edge in box]}
 
 
 def _floats(images: Sequence[Tensor] | Tensor) -> list[Tensor]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from samewise.recipes.average_precision import AveragePrecision, Image
@@ -33,6 +34,20 @@ def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[I
         _draw(place, thumbnail, image, names, least)
     figure.suptitle(f"true boxes: thin white; detections with a score of at least {least:g}, or the three best: colour of the class", fontsize=11)
     figure.savefig(path)
+
+
+def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[str], *, least: float = 0.3) -> Path:
+    """Draw float32[3, H, W] in [0, 1] with its detections of at least the score `least`, or the three best: pixel for pixel, small images enlarged."""
+    from matplotlib.figure import Figure
+
+    height, width = image.size
+    scale = max(1.0, 480 / max(height, width)) / 100
+    figure = Figure(figsize=(width * scale, height * scale), dpi=100)
+    axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    _draw(axes, (picture.clamp(0, 1) * 255).round().to(torch.uint8), image, names, least)
+    figure.savefig(path)
+    return path
 
 
 def save_precision_recall(path: Path, found: AveragePrecision, names: Sequence[str], *, most: int = 20) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,10 @@ from samewise.runner.data.loading import KeyedDataset
 from samewise.runner.data.order import Order, Sequential, Shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.evaluation import require_weights
 from samewise.runner.folder import RunFolder
 from samewise.runner.instantiate import instantiate
-from samewise.runner.interfaces import Batch, Recipe
+from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.predictor import Predictor
@@ -108,16 +109,18 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     return run
 
 
-def build_predictor(composed: Composed, project: Project, state: Mapping[str, Any]) -> Predictor:
+def build_predictor(composed: Composed, project: Project, state: Mapping[str, Any], *, classes: Sequence[str] = (), weights: str | None = None) -> Predictor:
     """Make the parts that apply a trained model to files, none that needs the data set.
 
     Args:
         composed: The run's config. Weights are not read from the file that it may name: the checkpoint has them.
         project: The user's own packages.
         state: A checkpoint's.
+        classes: The names of the labels, as the run's data set has them.
+        weights: Those that a callback keeps under this name, as `ema`; None: the trained ones.
 
     Raises:
-        ConfigError: a part cannot be made.
+        ConfigError: a part cannot be made, or no callback keeps such weights.
     """
     cfg = composed.cfg
     make: Make = partial(_make, cfg, project)
@@ -129,9 +132,11 @@ def build_predictor(composed: Composed, project: Project, state: Mapping[str, An
         cfg.initialise.weights = None
     channels_last = str(cfg.memory_format) == "channels_last"
     model = _model(cfg, make, device, channels_last=channels_last)
-    model.load_state_dict(state["model"])
+    model.load_state_dict(state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
+    recipe: Recipe = make("recipe")
+    recipe.classes = list(classes)
     return Predictor(
-        recipe=make("recipe"),
+        recipe=recipe,
         model=model.eval(),
         precision=precision,
         samples=[make(f"transforms.eval.sample.{number}") for number in range(len(cfg.transforms.eval.get("sample") or ()))],
@@ -141,9 +146,27 @@ def build_predictor(composed: Composed, project: Project, state: Mapping[str, An
     )
 
 
+def _kept_weights(cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The weights that a callback keeps beside the trained ones."""
+    kept: dict[str, Mapping[str, Any]] = {}
+    for callback, saved in state["callbacks"].items():
+        if saved and cfg.callbacks.get(callback) is not None:
+            kept |= make(f"callbacks.{callback}").weights(saved)
+    require_weights(name, kept)
+    return kept[name]
+
+
 def _data(composed: Composed, splits: Mapping[str, Split]) -> dict[str, Any]:
     name = composed.choices.get("dataset", "data")
-    return {split: {"name": name, "size": len(part.dataset), "fingerprint": fingerprint(part.dataset)} for split, part in splits.items()}
+    return {
+        split: {"name": name, "size": len(part.dataset), "fingerprint": fingerprint(part.dataset), **_named(part.dataset)} for split, part in splits.items()
+    }
+
+
+def _named(dataset: Any) -> dict[str, list[str]]:
+    """The names of the labels, for predictions, which are made without the data set."""
+    names = class_names(dataset)
+    return {"classes": names} if names else {}
 
 
 def _plain(settings: DictConfig) -> Any:

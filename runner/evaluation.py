@@ -39,6 +39,14 @@ def evaluated_models(run: Run) -> dict[str, nn.Module]:
     return {"": run.model} | {f"{name}/": model for callback in run.callbacks.values() for name, model in callback.models().items()}
 
 
+def require_weights(name: str, kept: Iterable[str]) -> None:
+    """Raise a ConfigError unless a callback keeps weights of that name beside the trained ones."""
+    known = sorted(kept)
+    if name not in known:
+        expected = ", ".join(known) if known else "the trained ones only: no callback of the run keeps others, as `ema` does"
+        raise ConfigError(Problem("--weights", "the run has no such weights", name, expected, nearest(name, known)))
+
+
 def measured(run: Run, split: str, model: nn.Module) -> Scores:
     """The scores of one model on one split."""
     part = run.splits[split]

@@ -10,6 +10,7 @@ from typing import Any
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
   samewise eval 3f2a --split test --checkpoint last
+  samewise eval 3f2a --weights ema                     only the moving average, with its pictures
   samewise eval 3f2a --checkpoint 400 dataset.root=/data/other --json
 """
 
@@ -19,8 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values of the run's config to change")
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which one (default: best)")
+    parser.add_argument("--weights", metavar="NAME", help="only those that a callback keeps, as ema, and their pictures (default: all, and the trained ones')")
     parser.add_argument("--split", default="valid", choices=("train", "valid", "test"), help="which split (default: valid)")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where pictures go (default: RUN/eval/SPLIT-STEP)")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where pictures go (default: RUN/eval/SPLIT-STEP, -NAME with --weights)")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -48,7 +50,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     from samewise.runner import checkpoint, project
     from samewise.runner.build import build
     from samewise.runner.errors import ConfigError, Problem
-    from samewise.runner.evaluation import evaluated_models, measured
+    from samewise.runner.evaluation import evaluated_models, measured, require_weights
 
     kept = checkpoint.named(folder.checkpoints, args.checkpoint)
     state = checkpoint.load(kept.path)
@@ -56,12 +58,17 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     if args.split not in run.splits:
         raise ConfigError(Problem(f"dataset.{args.split}", "this data set has no such split", hint="one of: " + ", ".join(run.splits)))
     run.load_state(state)
-    pictures = args.pictures or folder.path / "eval" / f"{args.split}-{kept.step:08d}"
+    models, drawn = evaluated_models(run), f"{args.weights}/" if args.weights else ""
+    if args.weights:
+        require_weights(args.weights, (prefix.rstrip("/") for prefix in models if prefix))
+        models = {drawn: models[drawn]}
+    name = "-".join(filter(None, (args.split, f"{kept.step:08d}", args.weights)))
+    pictures = args.pictures or folder.path / "eval" / name
     pictures.mkdir(parents=True, exist_ok=True)
     metrics: dict[str, float] = {}
-    for prefix, model in evaluated_models(run).items():
+    for prefix, model in models.items():
         scores = measured(run, args.split, model)
         metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
-        if not prefix:
+        if prefix == drawn:
             scores.save_pictures(pictures)
     return kept.step, metrics, pictures

@@ -7,13 +7,17 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from samewise.runner.predictor import Predictor
 
+_LINES = 10
+"""Items of a list that are shown on the terminal."""
+
 EXAMPLES = """examples:
   samewise predict 3f2a digit.png                       the classes that an image may show
+  samewise predict 3f2a street.jpg --weights ema        what is where, by the moving average of the weights
   samewise predict 3f2a meeting.wav --output separated  a file for each speaker
   samewise predict 3f2a *.wav --checkpoint last device=cpu --json
 """
@@ -24,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
     parser.add_argument("files", nargs="+", metavar="FILE", help="images or audio files; also KEY=VALUE: values of the run's config to change")
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which one (default: best)")
+    parser.add_argument("--weights", metavar="NAME", help="those that a callback keeps, as ema (default: the trained ones)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where pictures and sounds go (default: RUN/predictions)")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each file")
@@ -33,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner import project, saved
     from samewise.runner.determinism import prepare
     from samewise.runner.errors import ConfigError, Problem, SamewiseError
+    from samewise.runner.folder import read_json
 
     files, overrides = _apart(args.files)
     if not files:
@@ -44,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner import checkpoint  # imports torch, which must come after the variables
     from samewise.runner.build import build_predictor
 
-    predictor = build_predictor(composed, project.find(), checkpoint.load(checkpoint.named(folder.checkpoints, args.checkpoint).path))
+    state = checkpoint.load(checkpoint.named(folder.checkpoints, args.checkpoint).path)
+    classes = (read_json(folder.environment) or {}).get("data", {}).get("train", {}).get("classes", [])
+    predictor = build_predictor(composed, project.find(), state, classes=classes, weights=args.weights)
     output = args.output or folder.path / "predictions"
     output.mkdir(parents=True, exist_ok=True)
     problems: list[Problem] = []
@@ -66,7 +74,8 @@ def _tell(predictor: Predictor, file: Path, output: Path, name: str, *, as_json:
         return
     print(file)
     for key, value in values.items():
-        print(f"  {key:<20} {_shown(value)}")
+        for line in _lines(value):
+            print(f"  {key:<20} {line}")
     for path in made:
         print(f"  {path}")
 
@@ -88,7 +97,18 @@ def _names(files: Sequence[Path]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names, start=1)]
 
 
+def _lines(value: Any) -> list[str]:
+    """A value, each of a list's items on a line of its own; of a long list the first."""
+    if not isinstance(value, list):
+        return [_shown(value)]
+    items = cast(list[Any], value)
+    more = [f"and {len(items) - _LINES} more, with --json"] if len(items) > _LINES else []
+    return [_shown(item) for item in items[:_LINES]] + more if items else ["none"]
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(part)}" for key, part in value.items())
+        return ", ".join(f"{key} {_shown(part)}" for key, part in cast(dict[str, Any], value).items())
+    if isinstance(value, list):
+        return " ".join(map(_shown, cast(list[Any], value)))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
