@@ -1,0 +1,255 @@
+"""The model cut into stages, the first here and the others remote modules: torch.distributed.rpc with distributed autograd."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, final
+
+import torch
+import torch.distributed.autograd as distributed_autograd
+from torch import Tensor, nn
+from torch.distributed import rpc
+from torch.distributed.nn import RemoteModule
+from torch.distributed.optim import DistributedOptimizer
+
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.strategies.base import Forward, Strategy, Tally, added
+from samewise.runner.strategies.peers import Processes
+from samewise.runner.strategies.ranks import Ranks
+from samewise.runner.strategies.stages import Parts, Surroundings, cut, require_one_replica, require_processes
+
+
+@final
+class RPC(Strategy):
+    """The first process drives: its forward pass calls the other stages where they are, and distributed autograd leads its backward pass through them.
+
+    One micro-batch after the other, each in an autograd context of its own, so that gradients are added as in one process: its bits.
+
+    Args:
+        rank_invariant: Says to the fingerprint that the result is that of one process.
+        split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.
+        nproc: Processes that `samewise train` starts on this machine; null: one for each stage.
+        backend: gloo or nccl, for what is not said by RPC; null: nccl where each process has a CUDA device of its own, else gloo.
+        share_devices: Let several processes compute on one CUDA device, over gloo.
+        join_timeout_s: Seconds to wait for all processes to arrive.
+        timeout_s: Seconds that a call or an exchange may take before the run ends with an error.
+        max_restarts: How often to start again, from the last checkpoint, when a process dies.
+        grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
+    """
+
+    def __init__(
+        self,
+        *,
+        split: Sequence[str],
+        rank_invariant: bool = True,
+        nproc: int | None = None,
+        backend: str | None = None,
+        share_devices: bool = False,
+        join_timeout_s: float = 60.0,
+        timeout_s: float = 600.0,
+        max_restarts: int = 0,
+        grace_s: float = 120.0,
+    ) -> None:
+        super().__init__()
+        if not split:
+            raise ConfigError(Problem("split", "names no place to cut the model", list(split), "names of submodules", "strategy.split=[layer3]"))
+        self._ranks = Ranks(
+            nproc=nproc,
+            backend=backend,
+            share_devices=share_devices,
+            join_timeout_s=join_timeout_s,
+            timeout_s=timeout_s,
+            max_restarts=max_restarts,
+            grace_s=grace_s,
+        )
+        self._split = list(split)
+        self._timeout_s = timeout_s
+        self._device = torch.device("cpu")
+        self._accumulate = 1
+        self._serving = False
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def processes(self, device: str, replicas: int) -> int:
+        require_one_replica("rpc", replicas)
+        wanted = self._ranks.wanted(device, otherwise=len(self._split) + 1)
+        require_processes("rpc", wanted, self._split)
+        return wanted
+
+    def begin(self, device: str, replicas: int, accumulate: int) -> None:
+        self.processes(device, replicas)
+        require_processes("rpc", self._ranks.size, self._split)
+        self.peers, self._device = self._ranks.join(device)
+        self._accumulate = accumulate
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        assert isinstance(self.peers, Processes)
+        stages = cut(model, self._split)
+        self._parts = Parts(stages, self.peers)
+        _here.stage, _here.gradients = Served(stages[self.peers.rank]), Gradients([])
+        devices = self.peers.gather(str(self._device))
+        self._begin_serving(devices)
+        if self.peers.rank > 0:
+            return model  # others call this process's stage
+        remote = [RemoteModule(f"{_name(rank)}/{device}", _stage_here) for rank, device in enumerate(devices) if rank > 0]
+        parameters = [rpc.RRef(parameter) for parameter in _here.stage.parameters()] + [rref for module in remote for rref in module.remote_parameters()]
+        logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)  # it would rather have an optimizer of torch's own
+        self._gradients: Any = DistributedOptimizer(_gradients_here, parameters)
+        return Driver(_here.stage.stage, remote, self._device)
+
+    def _begin_serving(self, devices: Sequence[str]) -> None:
+        assert isinstance(self.peers, Processes)
+        self.peers.doing = "beginning to serve remote calls"
+        options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=self._timeout_s, init_method=self.peers.first(_meeting_place))
+        if self._device.type == "cuda" and self.peers.rank == 0:
+            for rank, device in enumerate(devices):
+                if rank > 0:
+                    options.set_device_map(_name(rank), {self._device: torch.device(device)})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own call
+            rpc.init_rpc(_name(self.peers.rank), rank=self.peers.rank, world_size=self.peers.size, rpc_backend_options=options)
+        self._serving = True
+
+    @property
+    def micro_batches(self) -> Sequence[int]:
+        return range(self._accumulate if self.peers.rank == 0 else 0)
+
+    def micro_batch(self, number: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
+        """As the base, in the first process. The others serve its calls between two meetings: until then they may still be stepping."""
+        assert isinstance(self.peers, Processes)
+        self.peers.gather(None)
+        tallies: list[Tally] = []
+        for micro in micro_batches:
+            self.peers.doing = "calling the other stages"
+            with distributed_autograd.context() as context:
+                loss, tally = forward(micro)
+                distributed_autograd.backward(context, [loss])
+                self._gradients.step(context)
+            tallies.append(tally())
+        self.peers.gather(None)
+        return tallies
+
+    def reduce(self, tallies: Sequence[Tally]) -> Tally:
+        _here.gradients.give_back()
+        everyone, touched = self.gathered(tallies, self._parts.touched())
+        self._parts.share(touched)
+        return added(everyone)
+
+    def abandon(self, error: BaseException) -> None:
+        super().abandon(error)
+        if self._serving:
+            self._serving = False
+            with suppress(RuntimeError):
+                rpc.shutdown(graceful=False)
+
+    def end(self) -> None:
+        if self._serving:
+            self._serving = False
+            rpc.shutdown()
+        super().end()
+
+
+@final
+class Served(nn.Module):
+    """A process's stage, as it is called from elsewhere."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, surroundings: Surroundings, *inputs: Tensor) -> Any:
+        with surroundings.entered():
+            return self.stage(*inputs)
+
+
+@final
+class Driver(nn.Module):
+    """The whole model, the first stage here and the others called where they are, one after the other, each with the caller's generators.
+
+    Args:
+        first: The stage of this process.
+        others: The remote modules of the others, in order.
+        device: This process's.
+    """
+
+    def __init__(self, first: nn.Module, others: Sequence[RemoteModule], device: torch.device) -> None:
+        super().__init__()
+        self._first = first
+        self._others = list(others)  # a plain list: a remote module is nobody's part
+        self._device = device
+
+    def forward(self, *inputs: Tensor) -> Any:
+        value = self._first(*inputs)
+        for stage in self._others:
+            value = stage(Surroundings.now(self._device), *(value if isinstance(value, tuple) else (value,)))
+        return value
+
+
+@final
+class Gradients:
+    """What DistributedOptimizer calls in each process where an optimizer would step: adds the gradients of one micro-batch's context to the step's.
+
+    The optimizers of the config step later, when the gradients of all micro-batches are there, divided by what they count, clipped and checked.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    def step(self) -> None:
+        """Take the gradients that the parameters hold."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                before = self._sums.get(parameter)
+                self._sums[parameter] = parameter.grad if before is None else before.add_(parameter.grad)
+                parameter.grad = None
+
+    def give_back(self) -> None:
+        """Make the sums the parameters' gradients; a new step begins."""
+        for parameter, value in self._sums.items():
+            parameter.grad = value
+        self._sums = {}
+
+
+@final
+class Here:
+    """What remote calls find in this process."""
+
+    stage: Served
+    gradients: Gradients
+
+
+_here = Here()
+
+
+def _stage_here() -> nn.Module:
+    return _here.stage
+
+
+def _gradients_here(parameters: Sequence[nn.Parameter]) -> Gradients:
+    _here.gradients = Gradients(parameters)
+    return _here.gradients
+
+
+def _name(rank: int) -> str:
+    return f"rank{rank}"
+
+
+def _meeting_place() -> str:
+    """Where the processes tell each other the addresses at which they take calls: the agent's store, where an agent keeps one, else a port of its own."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return "env://"
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"tcp://{os.environ['MASTER_ADDR']}:{probe.getsockname()[1]}"

@@ -1,0 +1,168 @@
+"""strategy=pipeline and strategy=rpc: a ResNet cut in two on two processes gives the weights of one process, exactly.
+
+The tolerance is none: the stages compute what the whole model computes, with the same kernels on the same samples, and gradients are added in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from samewise.recipes.models.resnet import resnet18_small
+from samewise.runner.errors import ConfigError
+from samewise.runner.strategies.stages import cut, draws
+
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=8",
+    "batch_size=16",
+    "accumulate=4",
+    "max_steps=6",
+    "tracking=none",
+    "callbacks=none",
+    "checkpoint.every_steps=2",
+]
+STRATEGIES = {"gpipe": ["strategy=pipeline"], "1f1b": ["strategy=pipeline", "strategy.schedule=1f1b"], "rpc": ["strategy=rpc"]}
+MORE = ["precision=bf16", "clip_norm=0.5", "loader.drop_last=false", "dataset.samples=50"]  # the last batch of an epoch has 2 samples, in one micro-batch
+
+
+def test_stages_compute_what_the_model_computes_with_its_own_layers() -> None:
+    torch.manual_seed(0)
+    model = resnet18_small(width=4)
+    stages = cut(model, ["layer2", "layer4"])
+    assert [id(p) for stage in stages for p in stage.parameters()] == [id(p) for p in model.parameters()]
+    images = torch.randn(2, 3, 8, 8)
+    value = images
+    for stage in stages:
+        value = stage(value)
+    statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert torch.equal(value, model(images))
+    assert all(buffer.ne(statistics[name]).any() for name, buffer in model.named_buffers()), "batch norm's statistics are the model's own"
+
+
+class Skips(nn.Module):
+    """Its input goes to both parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(self.first(value)) + value
+
+
+class Chooses(nn.Module):
+    """Cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(value) if value.sum() > 0 else self.first(value)
+
+
+class Shares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.second(self.first(value))
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "message"),
+    [
+        (resnet18_small(width=4), ["layr3"], "did you mean 'layer3'?"),
+        (resnet18_small(width=4), ["layer3", "layer2"], "not in this order"),
+        (resnet18_small(width=4), ["conv1"], "a stage would be empty"),
+        (Skips(), ["second"], "needs what stage 0 does not give it"),
+        (Chooses(), ["second"], "cannot be cut into stages"),
+        (Shares(), ["second"], "share the parameter"),
+    ],
+    ids=["no such part", "order", "empty", "skips", "chooses", "shares"],
+)
+def test_a_model_that_cannot_be_cut_there_is_refused(model: nn.Module, split: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cut(model, split)
+    assert message in str(caught.value)
+
+
+def test_a_stage_that_draws_random_numbers_is_known() -> None:
+    first, second = cut(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.1)), ["1"])
+    assert draws(first) is None
+    assert draws(second) == "2"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (["strategy=pipeline", "replicas=2"], "it carries one replica", "accumulate=N"),
+        (["strategy=pipeline", "strategy.nproc=3"], "with 2 stages (cut at layer3) cannot run in 3 processes", "2, or null"),
+        (["strategy=pipeline", "strategy.schedule=gpip"], "no such schedule", "gpipe"),
+        (["strategy=pipeline", "strategy.split=[]"], "names no place", "strategy.split=[layer3]"),
+        (["strategy=rpc", "replicas=2"], "it carries one replica", "accumulate=N"),
+        (["strategy=rpc", "strategy.nproc=1"], "cannot run in 1 process", "2, or null"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_starts(samewise, tmp_path, overrides, message, hint) -> None:
+    done = samewise("train", *TINY, f"run_root={tmp_path}", *overrides)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert hint in done.stderr
+    assert not list(tmp_path.glob("*/*"))
+
+
+def trained(samewise, run_root: Path, *overrides: str) -> tuple[str, bytes, str]:
+    """The weights' digest, the trace and the fingerprint of a finished run."""
+    done = samewise("train", *TINY, f"run_root={run_root}", *overrides, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    return summary["weights_sha256"], (Path(summary["folder"]) / "trace.jsonl").read_bytes(), summary["fingerprint"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_two_processes_give_the_weights_of_one(samewise, tmp_path, strategy) -> None:
+    assert trained(samewise, tmp_path / "two", *strategy) == trained(samewise, tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_bf16_clipping_and_a_smaller_last_batch_too(samewise, tmp_path, strategy) -> None:
+    assert trained(samewise, tmp_path / "two", *strategy, *MORE) == trained(samewise, tmp_path / "one", *MORE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_three_stages(samewise, tmp_path) -> None:
+    three = ["strategy=pipeline", "strategy.split=[layer2,layer4]", "strategy.schedule=1f1b"]
+    assert trained(samewise, tmp_path / "three", *three) == trained(samewise, tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("strategy", [STRATEGIES["gpipe"], STRATEGIES["rpc"]], ids=["pipeline", "rpc"])
+def test_a_checkpoint_moves_to_one_process(samewise, tmp_path, strategy) -> None:
+    command = [sys.executable, "-m", "samewise", "train", *TINY, "max_steps=40", f"run_root={tmp_path / 'moved'}", *strategy]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("moved/*/*/trace.jsonl")) < 6:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=200)[1]
+    assert process.returncode == 3, said
+    assert trained(samewise, tmp_path / "moved", "max_steps=40") == trained(samewise, tmp_path / "alone", "max_steps=40")
