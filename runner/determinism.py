@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 # OMP_DYNAMIC lets OpenMP choose the number of threads, which changes bits; true hangs torch altogether.
 ALWAYS = {"OMP_DYNAMIC": "FALSE", "KMP_BLOCKTIME": "0"}
@@ -77,3 +83,51 @@ def refused_operator(error: BaseException) -> Problem | None:
         "operators that give the same bits each time",
         "use another operator or device, or give up the promise with reproducibility=fast",
     )
+
+
+def require_deterministic(model: nn.Module, device: torch.device, settings: Any) -> None:
+    """Refuse the layers of a model that would not repeat to the bit and whose operators do not say so themselves: cuDNN's recurrent ones.
+
+    Args:
+        model: Of the run.
+        device: Where it computes.
+        settings: The config's `reproducibility`.
+
+    Raises:
+        ConfigError: there are such layers; each is named.
+    """
+    import torch
+    from torch import nn
+
+    cuda = torch.version.cuda  # None on the CPU and with ROCm, which has no cuDNN
+    if not settings.deterministic or device.type != "cuda" or cuda is None or not torch.backends.cudnn.enabled:
+        return
+    why = recurrence_refused(cuda=cuda, variables=os.environ)
+    if why is None:
+        return
+    problem, expected, hint = why
+    layers = [(name, type(module).__name__) for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]
+    if layers:
+        raise ConfigError(*(Problem(f"model.{name}".rstrip("."), f"cuDNN's {kind} {problem}", expected=expected, hint=hint) for name, kind in layers))
+
+
+def recurrence_refused(*, cuda: str, variables: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Why cuDNN's RNN, LSTM and GRU would not give the same bits each time: the reason, what is expected, a hint; None where they do.
+
+    They call cuBLAS on several streams, which by default takes buffers of two sizes, whichever is free, and with the size the kernel changes. With one
+    size they repeat (release notes of cuDNN 8; docs.pytorch.org, "cuDNN RNN determinism"). Before CUDA 10.2 only kernels one at a time do.
+
+    Args:
+        cuda: The version that torch is built with, as "12.6".
+        variables: The environment's.
+    """
+    if tuple(map(int, cuda.split(".")[:2])) < (10, 2):
+        if variables.get("CUDA_LAUNCH_BLOCKING") == "1":
+            return None
+        return f"does not repeat to the bit with CUDA {cuda}", "CUDA_LAUNCH_BLOCKING=1", "export CUDA_LAUNCH_BLOCKING=1, or device=cpu"
+    sizes = variables.get("CUBLAS_WORKSPACE_CONFIG", "")
+    if re.fullmatch(r":[0-9]+:[0-9]+", sizes):
+        return None
+    found = f"CUBLAS_WORKSPACE_CONFIG={sizes}, buffers of several sizes" if re.fullmatch(r"(:[0-9]+:[0-9]+)+", sizes) else "buffers of cuBLAS's own choice"
+    hint = "set reproducibility.variables.CUBLAS_WORKSPACE_CONFIG=':4096:8', as reproducibility=strict does; or device=cpu, or reproducibility=fast"
+    return f"does not repeat to the bit with {found}", "buffers of one size: CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8", hint
