@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -79,6 +80,20 @@ class PredictionSheet:
         wrong = sum(item.label != item.prediction for item in shown)
         figure.suptitle(f"{wrong} wrong predictions (red), {len(shown) - wrong} right: largest loss first", fontsize=10)
         figure.savefig(path)
+
+
+def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int = 64) -> None:
+    """Write a sheet of images [N, C, H, W] in any one scale, C 1 or 3, row by row, each enlarged by whole pixels to about `side`."""
+    low, high = images.min(), images.max()
+    levels = ((images - low) / (high - low).clamp(min=1e-12)).nan_to_num().mul(255).round().to(torch.uint8)
+    times = max(1, side // max(images.shape[-2:]))
+    large = levels.repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
+    rows = math.ceil(len(large) / columns)
+    sheet = torch.full((3, rows * (large.shape[2] + 2), columns * (large.shape[3] + 2)), 128, dtype=torch.uint8)
+    for number, image in enumerate(large):
+        top, left = (number // columns) * (large.shape[2] + 2) + 1, (number % columns) * (large.shape[3] + 2) + 1
+        sheet[:, top : top + large.shape[2], left : left + large.shape[3]] = image
+    Image.fromarray(sheet.movedim(0, -1).numpy()).save(path)
 
 
 def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -> None:

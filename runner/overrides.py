@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, get_args
 
 import yaml
@@ -162,7 +163,9 @@ def problem_in_file(error: BaseException) -> Problem:
         options = re.search(r"Available options in '[^']+':\n((?:\t.+\n?)+)", text)
         known = [line.strip() for line in options[1].splitlines()] if options else []
         return Problem(where, f"names {missing[1]}, which does not exist", hint=nearest(missing[1].rsplit("/", 1)[-1], known))
-    return Problem(where, message)
+    meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a group's choice for a place that has none: optimizer@optimizer.genrator=sgd
+    wrong = re.search(r"Could not override '([^']+)'", text)
+    return Problem(where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else "")
 
 
 def _most_of(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None, list[str], list[Problem]]:
@@ -223,7 +226,7 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
     """The key that was meant: the same name elsewhere, else one that is spelled alike; else how to add it where adding is allowed."""
     last = key.rsplit(".", 1)[-1]
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
-    hint = f"did you mean '{same[0]}'?" if same else close(key, [*known, *groups])
+    hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, [*known, *groups])
     parent = key.rpartition(".")[0]
     if parent and parent in known and not _typed(cfg, parent) and not override.is_delete():
         hint += f"{' Or write' if hint else 'write'} +{override.input_line} to add it"

@@ -46,7 +46,10 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
             hint = f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` leaves its settings out"
             yield Problem(f"callbacks.{name}", "is not a component", node, "a mapping with a _target_", hint)
     optimizer = whole.get("optimizer")
-    if isinstance(optimizer, Mapping) and "_target_" not in optimizer:
+    if isinstance(optimizer, Mapping) and "_target_" in optimizer and (phases := _by_phase(cast(Node, optimizer))):
+        words = f"is one optimizer for everything, and one for each of: {', '.join(phases)}"
+        yield Problem("optimizer", words, optimizer["_target_"], "one or the other", f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses that of one phase")
+    elif isinstance(optimizer, Mapping) and "_target_" not in optimizer:
         several = cast(Node, optimizer).values()
         if not several or not all(isinstance(one, Mapping) and "_target_" in one for one in several):
             yield Problem(
@@ -56,6 +59,11 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
                 "a mapping with a _target_, or several of them by phase",
                 "`samewise list optimizer` shows the choices",
             )
+
+
+def _by_phase(optimizer: Node) -> list[str]:
+    """The keys of an optimizer's node that hold an optimizer of their own."""
+    return [name for name, one in optimizer.items() if isinstance(one, Mapping) and "_target_" in one]
 
 
 def _in(node: Any, path: str, packages: Sequence[str]) -> Iterator[Problem]:
@@ -93,8 +101,9 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
         if further is None:
             return
         names += further
+    told = _by_phase(node) if path == "optimizer" else []
     for key, value in node.items():
-        if key not in names and key not in SPECIAL:
+        if key not in names and key not in SPECIAL and key not in told:
             yield Problem(
                 f"{path}.{key}",
                 f"{made.__qualname__} has no such argument",

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.optim.matching import Named, matching, named_parameters
 
 REST = "rest"
@@ -35,6 +35,7 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     """
     every = named_parameters(model)
     share = {one.name for one in named_parameters(model, prefixes)}
+    _require_parts(model, prefixes)
     taken, options, factors = _rules(model, rules, every)
     groups: dict[tuple[str, float], dict[str, Any]] = {}
     for one in every:
@@ -51,9 +52,18 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
         group["params"].append((one.name, one.parameter))
     if not groups:
         where = f" below {', '.join(prefixes)}" if prefixes else ""
-        hint = "unfreeze some by param_groups or initialise.frozen" if share else "the recipe's phases name modules that the model does not have"
+        hint = "unfreeze some by param_groups or initialise.frozen"
         raise ConfigError(Problem("param_groups", f"there is no parameter{where} to train", hint=hint))
     return list(groups.values())
+
+
+def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
+    """Raise a ConfigError for each prefix below which the model has no parameter."""
+    parts = list(dict.fromkeys(one.name.partition(".")[0] for one in named_parameters(model)))
+    missing = [prefix for prefix in prefixes if not named_parameters(model, [prefix])]
+    if missing:
+        kind, expected = type(model).__name__, "a model with the parts that the recipe's phases train"
+        raise ConfigError(*(Problem("model", f"has no part '{prefix}', which the recipe trains", kind, expected, nearest(prefix, parts)) for prefix in missing))
 
 
 def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -> tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, float]]:

@@ -29,7 +29,7 @@ def test_the_default_config_has_nothing_wrong() -> None:
 
 
 CHOICES = sorted(f"{file.parent.relative_to(ROOT / 'configs')}={file.stem}" for file in (ROOT / "configs").glob("**/*.yaml") if file.parent != ROOT / "configs")
-EXPERIMENTS = [f"experiment={name}" for name in ("retinanet_bccd", "wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "wavernn_spoken_digits")]
+EXPERIMENTS = [f"experiment={name}" for name in ("retinanet_bccd", "wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "wavernn_spoken_digits", "gan_digits")]
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -1,0 +1,164 @@
+"""Images from noise: a generator and a discriminator against each other, each with its own optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samewise.recipes import pictures
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.interfaces import Batch, Loss, Phase, Recipe, Scores
+
+LossName = Literal["non_saturating", "hinge"]
+
+_LOSSES = ("non_saturating", "hinge")
+_DISCRIMINATOR = Phase("discriminator", modules=("discriminator",))
+_GENERATOR = Phase("generator", modules=("generator",))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one evaluation batch of B images gives, on the CPU.
+
+    Args:
+        real: bool[B], which images the discriminator takes for real.
+        fake: bool[B], which generated images it takes for real.
+        images: float32[B, C, H, W], the real ones as the model gets them.
+        generated: float32[B, C, H, W].
+    """
+
+    real: Tensor
+    fake: Tensor
+    images: Tensor
+    generated: Tensor
+
+
+@final
+class GenerativeAdversarial(Recipe):
+    """Batches are `{"image": float32[B, C, H, W] in [-1, 1]}` and whatever else a data set of images gives, which is left alone.
+
+    A step first trains the discriminator D, on the batch and on as many generated images, then the generator G against it, with noise of its own.
+    With D's logits, the sums over the batch are
+
+    - "non_saturating" (Goodfellow et al. 2014, arXiv 1406.2661, section 3): D: softplus(-D(x)) + softplus(D(G(z))); G: softplus(-D(G(z)))
+    - "hinge" (Lim, Ye 2017, arXiv 1705.02894): D: max(0, 1 - D(x)) + max(0, 1 + D(G(z))); G: -D(G(z))
+
+    The model has the parts `generator` and `discriminator`; called with noise and images it gives D's logits of the images and of the generated ones, as
+    `samewise.recipes.models.dcgan.DCGAN` does.
+
+    Args:
+        noise: Length of the noise vector, float32[B, noise] from N(0, 1).
+        loss: As above.
+        compared: How many images, real and generated, the energy distance compares: the first of the split.
+    """
+
+    def __init__(self, *, noise: int = 64, loss: LossName = "non_saturating", compared: int = 1024) -> None:
+        if noise < 1:
+            raise ConfigError(Problem("recipe.noise", "is no length", noise, "a whole number of at least 1"))
+        if loss not in _LOSSES:
+            raise ConfigError(Problem("recipe.loss", "is no adversarial loss", loss, " or ".join(_LOSSES), nearest(loss, _LOSSES)))
+        if compared < 2:
+            raise ConfigError(Problem("recipe.compared", "is too small", compared, "at least 2"))
+        self.noise = noise
+        self.kind: LossName = loss
+        self.compared = compared
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (_DISCRIMINATOR, _GENERATOR)
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        """Sums over the B images, in float32 whatever the precision of the model; the discriminator's in its parts `real` and `fake`."""
+        images = batch["image"]
+        noise = self._noise(images)
+        if phase.name == _GENERATOR.name:
+            _, fake = model(noise)
+            return Loss(self._generator_loss(fake.float()), count=len(images))
+        real, fake = model(noise, images)  # only the discriminator gathers gradients in its phase
+        parts = self._discriminator_loss(real.float(), fake.float())
+        return Loss(parts["real"] + parts["fake"], count=len(images), parts={name: part.detach() for name, part in parts.items()})
+
+    def measure(self, model: Any, batch: Batch) -> Measured:
+        images = batch["image"]
+        generated = model.generator(self._noise(images))
+        real, fake = (model.discriminator(some) > 0 for some in (images, generated))
+        return Measured(real=real.cpu(), fake=fake.cpu(), images=images.float().cpu(), generated=generated.float().cpu())
+
+    def scores(self, dataset: Any) -> AdversarialScores:
+        return AdversarialScores(compared=self.compared)
+
+    def _noise(self, images: Tensor) -> Tensor:
+        """float32[B, noise], drawn on the CPU so that every device gets the same, by the stream that the runner has seeded."""
+        return torch.randn(len(images), self.noise).to(images.device)
+
+    def _discriminator_loss(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
+        if self.kind == "hinge":
+            return {"real": F.relu(1 - real).sum(), "fake": F.relu(1 + fake).sum()}
+        return {"real": F.softplus(-real).sum(), "fake": F.softplus(fake).sum()}
+
+    def _generator_loss(self, fake: Tensor) -> Tensor:
+        return -fake.sum() if self.kind == "hinge" else F.softplus(-fake).sum()
+
+
+@final
+class AdversarialScores(Scores):
+    """How often the discriminator is right on images it has not seen, and how far generated images are from them.
+
+    Args:
+        compared: How many of either the energy distance compares.
+    """
+
+    def __init__(self, *, compared: int = 1024) -> None:
+        self.compared = compared
+        self.count = 0
+        self._right = {"real": 0, "fake": 0}
+        self._kept: dict[str, list[Tensor]] = {"real": [], "fake": []}
+
+    def add(self, measured: Measured) -> None:
+        room = max(self.compared - self.count, 0)
+        self._right["real"] += int(measured.real.sum())
+        self._right["fake"] += int((~measured.fake).sum())
+        self._kept["real"].append(measured.images[:room])
+        self._kept["fake"].append(measured.generated[:room])
+        self.count += len(measured.real)
+
+    def compute(self) -> dict[str, float]:
+        """`energy_distance` in grey values of the images' scale; `real_accuracy` and `fake_accuracy`, the shares that the discriminator gets right."""
+        if self.count < 2:
+            raise DataError("the split that was evaluated has fewer than two images")
+        return {
+            "energy_distance": energy_distance(torch.cat(self._kept["real"]), torch.cat(self._kept["fake"])),
+            "real_accuracy": self._right["real"] / self.count,
+            "fake_accuracy": self._right["fake"] / self.count,
+        }
+
+    def save_pictures(self, folder: Path) -> None:
+        """Write `generated.png` and, to compare it with, `real.png`: sheets of the first 64."""
+        for name, key in (("generated", "fake"), ("real", "real")):
+            if self.count:
+                pictures.save_image_grid(folder / f"{name}.png", torch.cat(self._kept[key])[:64])
+
+
+def energy_distance(first: Tensor, second: Tensor) -> float:
+    """2 E|X - Y| - E|X - X'| - E|Y - Y'| between two samples (Székely, Rizzo 2013, doi 10.1016/j.jspi.2013.03.018), unbiased.
+
+    It is 0 in the mean if and only if both come from one distribution, needs no network and no parameter. |.| is the root mean square over an image's
+    pixels, so the unit is that of a pixel.
+
+    Args:
+        first: float[N, ...], N at least 2.
+        second: float[M, ...], M at least 2.
+    """
+    x, y = (some.flatten(1).double() for some in (first, second))
+    across, within_x, within_y = _distances(x, y).mean(), *(_distances(some, some).sum() / (len(some) * (len(some) - 1)) for some in (x, y))
+    return float(2 * across - within_x - within_y) / x.shape[1] ** 0.5
+
+
+def _distances(first: Tensor, second: Tensor) -> Tensor:
+    """float64[N, M], each by itself: as a matrix product, equal rows would not come out at nought."""
+    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")

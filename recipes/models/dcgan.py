@@ -1,0 +1,74 @@
+"""A generator and a discriminator for small images, after DCGAN (Radford, Metz, Chintala 2015, arXiv 1511.06434)."""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor, nn
+
+from samewise.runner.errors import ConfigError, Problem
+
+
+@final
+class DCGAN(nn.Module):
+    """Both networks of a generative adversarial recipe, as the parts `generator` and `discriminator`.
+
+    The generator follows the paper: noise is projected, then doubled in size by transposed convolutions of 4x4 with batch norm and ReLU, the last one with
+    tanh. The discriminator mirrors it with leaky ReLU (0.2), but has no batch norm: an image's logit depends on that image alone. Weights start as
+    torch's layers do; the paper's N(0, 0.02) is `initialise=normal` away, and slower on images as small as digits. Every operator is deterministic.
+
+    Args:
+        noise: Length of the noise vector.
+        image_size: Height and width in pixels, a multiple of 2 ** levels.
+        channels: Of the images.
+        width: Channels next to the image; they double with each level away from it.
+        levels: How often the size is doubled, and halved.
+
+    Raises:
+        ConfigError: the image cannot be halved so often.
+    """
+
+    def __init__(self, *, noise: int = 64, image_size: int = 8, channels: int = 1, width: int = 32, levels: int = 2) -> None:
+        super().__init__()
+        if levels < 1 or image_size % 2**levels:
+            raise ConfigError(
+                Problem("model.image_size", f"cannot be halved {levels} times", image_size, "a multiple of 2 ** model.levels, which is at least 1")
+            )
+        side, deepest = image_size // 2**levels, width * 2 ** (levels - 1)
+        widths = [width * 2**level for level in range(levels)]
+        self.generator = nn.Sequential(
+            nn.Linear(noise, deepest * side * side, bias=False),
+            nn.Unflatten(1, (deepest, side, side)),
+            nn.BatchNorm2d(deepest),
+            nn.ReLU(),
+            *(layer for inputs, outputs in zip(widths[:0:-1], widths[-2::-1], strict=True) for layer in _doubled(inputs, outputs)),
+            nn.ConvTranspose2d(width, channels, 4, stride=2, padding=1),
+            nn.Tanh(),
+        )
+        self.discriminator = nn.Sequential(
+            *(layer for inputs, outputs in zip([channels, *widths], widths, strict=False) for layer in _halved(inputs, outputs)),
+            nn.Flatten(),
+            nn.Linear(deepest * side * side, 1),
+            nn.Flatten(0),
+        )
+
+    def forward(self, noise: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What the discriminator makes of real images and of generated ones.
+
+        Args:
+            noise: float32[B, noise].
+            images: float32[B, C, H, W], real ones in [-1, 1]; None: there are none.
+
+        Returns:
+            Logits of being real: float32[B] of `images` (empty without them), and float32[B] of what the generator makes of `noise`.
+        """
+        fake = self.discriminator(self.generator(noise))
+        return fake[:0] if images is None else self.discriminator(images), fake
+
+
+def _doubled(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
+def _halved(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]

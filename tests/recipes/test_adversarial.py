@@ -1,0 +1,149 @@
+"""The adversarial recipe: its losses, its metrics, its two optimizers, and what is said where they do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from samewise.datasets.digits import Digits
+from samewise.recipes.adversarial import AdversarialScores, GenerativeAdversarial, Measured, energy_distance
+from samewise.recipes.models.dcgan import DCGAN
+from samewise.runner.errors import ConfigError, DataError
+
+GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none"]
+
+
+def model(**settings) -> DCGAN:
+    torch.manual_seed(0)
+    return DCGAN(**{"noise": 4, "width": 4, **settings})
+
+
+def images(count: int = 6) -> torch.Tensor:
+    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+@pytest.mark.parametrize("loss", ["non_saturating", "hinge"])
+def test_losses_are_the_published_formulas(loss):
+    recipe, network, batch = GenerativeAdversarial(noise=4, loss=loss), model(), {"image": images()}
+    discriminator, generator = recipe.phases
+    assert (discriminator.name, generator.name) == ("discriminator", "generator")
+    torch.manual_seed(3)
+    got = recipe.loss(network.requires_grad_(False), batch, discriminator)
+    torch.manual_seed(3)
+    real, fake = network.discriminator(batch["image"]).double(), network.discriminator(network.generator(torch.randn(6, 4))).double()
+    if loss == "hinge":
+        expected, wanted = (1 - real).clamp(min=0).sum() + (1 + fake).clamp(min=0).sum(), -fake.sum()
+    else:
+        expected, wanted = -(real.sigmoid().log() + (1 - fake.sigmoid()).log()).sum(), -fake.sigmoid().log().sum()
+    assert got.count == 6
+    assert float(got.total) == pytest.approx(float(expected), rel=1e-5)
+    assert float(got.parts["real"] + got.parts["fake"]) == pytest.approx(float(expected), rel=1e-5)
+    torch.manual_seed(3)
+    assert float(recipe.loss(network, batch, generator).total) == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize(("size", "channels", "levels"), [(8, 1, 2), (32, 3, 3), (12, 1, 1)])
+def test_the_generator_draws_images_of_the_size_that_the_discriminator_takes(size, channels, levels):
+    network = model(image_size=size, channels=channels, levels=levels)
+    drawn = network.generator(torch.randn(5, 4))
+    assert drawn.shape == (5, channels, size, size)
+    assert drawn.abs().max() <= 1
+    real, fake = network(torch.randn(5, 4), drawn)
+    assert real.shape == fake.shape == (5,)
+    assert network(torch.randn(5, 4))[0].shape == (0,)
+
+
+def test_an_image_that_cannot_be_halved_is_refused():
+    with pytest.raises(ConfigError, match="cannot be halved 2 times"):
+        model(image_size=10)
+
+
+@pytest.mark.parametrize(("setting", "words"), [({"noise": 0}, "no length"), ({"loss": "hinges"}, "did you mean 'hinge'"), ({"compared": 1}, "too small")])
+def test_settings_that_cannot_be_are_refused(setting, words):
+    with pytest.raises(ConfigError, match=words):
+        GenerativeAdversarial(**setting)
+
+
+def test_the_energy_distance_is_that_of_its_definition():
+    x, y = torch.randn(4, 3), torch.randn(5, 3) + 1
+    across = sum(float((a - b).norm()) for a in x for b in y) / 20
+    within = sum(float((a - b).norm()) for a in x for b in x) / 12 + sum(float((a - b).norm()) for a in y for b in y) / 20
+    assert energy_distance(x, y) == pytest.approx((2 * across - within) / 3**0.5, rel=1e-5)
+
+
+def test_the_energy_distance_tells_digits_from_noise_and_not_from_other_digits():
+    train, valid = (torch.stack([split[place]["image"] for place in range(300)]) / 127.5 - 1 for split in (Digits(split="train"), Digits(split="valid")))
+    assert abs(energy_distance(train, valid)) < 0.01
+    assert energy_distance(torch.rand_like(valid) * 2 - 1, valid) > 0.3
+
+
+def test_scores_do_not_depend_on_how_the_split_was_cut_and_leave_pictures(tmp_path):
+    whole = Measured(real=torch.rand(9) < 0.5, fake=torch.rand(9) < 0.5, images=images(9), generated=images(9).flip(0))
+    both = [AdversarialScores(compared=7), AdversarialScores(compared=7)]
+    both[0].add(whole)
+    for start, end in ((0, 4), (4, 9)):
+        both[1].add(Measured(**{name: value[start:end] for name, value in vars(whole).items()}))
+    assert both[0].compute() == both[1].compute()
+    assert both[0].compute()["fake_accuracy"] == int((~whole.fake).sum()) / 9
+    assert both[0].compute()["energy_distance"] == energy_distance(whole.images[:7], whole.generated[:7])
+    both[0].save_pictures(tmp_path)
+    sizes = {path.name: Image.open(path).size for path in tmp_path.iterdir()}
+    assert sizes == {"generated.png": (8 * 66, 66), "real.png": (8 * 66, 66)}
+
+
+def test_an_empty_split_is_named():
+    with pytest.raises(DataError, match="fewer than two"):
+        AdversarialScores().compute()
+
+
+def summary(done) -> dict:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def logged(folder: Path, metric: str) -> list[float]:
+    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["metrics"][metric] for line in lines if metric in line.get("metrics", {})]
+
+
+def test_it_trains_with_all_that_a_run_may_have(samewise, tmp_path):
+    """A schedule, clipping, an average of weights, parameter groups and an optimizer of another kind for one phase, all at once."""
+    further = ["scheduler=cosine", "clip_norm=0.5", "callbacks=[default,ema]", "param_groups=no_decay_on_norms", "optimizer@optimizer.generator=sgd"]
+    values = ["optimizer.generator.momentum=0.5", "optimizer.generator.lr=0.01", "~optimizer.generator.betas", "accumulate=2", "initialise=normal"]
+    done = samewise("train", *GAN, *further, *values, f"run_root={tmp_path}", "--json")
+    made = summary(done)
+    folder = Path(made["folder"])
+    environment = json.loads((folder / "environment.json").read_text())
+    assert [optimizer["class"] for optimizer in environment["optimizers"].values()] == ["Adam", "SGD"]
+    assert {group["name"] for group in environment["optimizers"]["generator"]["groups"]} == {"norms", "rest"}
+    assert made["metrics"]["final"].keys() >= {"ema/valid/energy_distance", "valid/real_accuracy"}
+    for name in ("discriminator/loss", "discriminator/real", "discriminator/fake", "generator/loss", "lr/generator", "lr/discriminator"):
+        assert len(logged(folder, f"train/{name}")) == 20, name
+    assert logged(folder, "train/lr/generator")[0] == 0.01
+    assert logged(folder, "train/lr/generator")[-1] < 0.01
+    assert (folder / "artifacts" / "valid" / "generated.png").is_file()
+    done = samewise("eval", folder, "--json")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "words"),
+    [
+        (["~optimizer.generator"], "optimizer", "no optimizer for the recipe's phase 'generator'"),
+        (["~optimizer.generator", "+optimizer.genrator={_target_: torch.optim.SGD, _partial_: true}"], "optimizer.genrator", "did you mean 'generator'?"),
+        (["optimizer=sgd"], "optimizer", "`optimizer@optimizer.discriminator=CHOICE` chooses that of one phase"),
+        (["optimizer@optimizer.genrator=sgd"], "optimizer@optimizer.genrator=sgd", "did you mean 'optimizer@optimizer.generator'?"),
+        (["optimizer.genrator.lr=0.1"], "optimizer.genrator.lr", "did you mean 'optimizer.generator.lr'?"),
+        (["optimizer.generator.lr=-1"], "optimizer.generator.lr", "at least 0"),
+        (["model=resnet18_small"], "model", "has no part 'discriminator'"),
+    ],
+)
+def test_optimizers_that_do_not_fit_the_phases_are_named_with_the_way_out(samewise, overrides, path, words):
+    done = samewise("check", *GAN, *overrides)
+    assert done.returncode == 2
+    assert f"{path}: " in done.stderr
+    assert words in done.stderr

@@ -1,0 +1,80 @@
+"""Several optimizers in a step, with a small GAN: its bits, and that each phase computes what it trains and nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import samewise_runner_jobs as jobs
+import torch
+
+from samewise.runner.build import build
+from samewise.runner.compose import compose
+from samewise.runner.folder import RunFolder
+from samewise.runner.loop import train_step
+from samewise.runner.project import Project
+
+GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none", "max_steps=12"]
+SAVED = "checkpoint.every_steps=3"
+
+
+def trained(samewise, run_root: Path, *overrides: str) -> Path:
+    done = samewise("train", *GAN, SAVED, f"run_root={run_root}", *overrides, "--json")
+    assert done.returncode == 0, done.stderr
+    return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
+
+
+def test_the_same_bits_run_again_with_workers_and_killed(samewise, promise, tmp_path):
+    reference = trained(samewise, tmp_path / "reference")
+    assert promise.trace(reference).count(b"\n") == 13
+    for workers in (0, 3):
+        again = trained(samewise, tmp_path / f"workers{workers}", f"loader.num_workers={workers}")
+        assert promise.weights(again) == promise.weights(reference)
+        assert promise.trace(again) == promise.trace(reference)
+    assert promise.Promise([*GAN, SAVED]).kill_within(tmp_path / "killed", random.Random(1), "loader.num_workers=1")
+    resumed = trained(samewise, tmp_path / "killed")
+    assert promise.weights(resumed) == promise.weights(reference)
+    assert promise.trace(resumed) == promise.trace(reference)
+
+
+def test_the_same_bits_on_two_ranks(monkeypatch, tmp_path):
+    monkeypatch.setattr(jobs, "TINY", [*GAN, "replicas=2"])
+    alone = jobs.run(tmp_path / "alone", 1)
+    jobs.assert_same(jobs.run(tmp_path / "two", 2, "strategy=elastic"), alone)
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = build(
+        compose([*GAN], project=Project(Path.cwd())),
+        Project(Path.cwd()),
+        RunFolder(tmp_path / "run"),
+    )
+    made.trace.open(0, 0)
+    yield made
+    made.trace.close()
+
+
+def test_a_phase_gathers_gradients_of_what_it_trains_alone(run, monkeypatch):
+    gathered: list[set[str]] = []
+    for phase in run.phases:
+        step = phase.optimizer.step
+        monkeypatch.setattr(
+            phase.optimizer,
+            "step",
+            lambda step=step: (gathered.append({name.partition(".")[0] for name, one in run.model.named_parameters() if one.grad is not None}), step())[1],
+        )
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    train_step(run, next(run.batches()))
+    assert gathered == [{"discriminator"}, {"generator"}]
+    assert all(parameter.requires_grad for parameter in run.model.parameters())
+    assert all(not torch.equal(before[name], value) for name, value in run.model.named_parameters())
+
+
+def test_the_trace_digests_the_gradients_of_every_phase(run):
+    run.record(train_step(run, next(run.batches())))
+    names = [name for name, _ in run.model.named_parameters()]
+    digests = run.trace.last["layers"]["gradients"]
+    assert len({digests[8 * place : 8 * place + 8] for place in range(len(names))}) == len(names), "each had a gradient of its own"
