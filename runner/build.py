@@ -70,6 +70,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     network = strategy.wrap(model)
     model.train()
     optimizers = build_optimizers(cfg.optimizer, cfg.param_groups, model, recipe.phases, instantiate=partial(instantiate, allowed=project.packages))
+    optimizers = {name: strategy.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
     run = Run(

@@ -51,7 +51,7 @@ def measured(run: Run, split: str, model: nn.Module) -> Scores:
     """The scores of one model on one split."""
     part = run.splits[split]
     scores = run.recipe.scores(part.dataset)
-    with _evaluating(model):
+    with run.strategy.evaluating(model), _evaluating(model):
         mine = [_measure(run, model, number, batch) for number, batch in zip(_share(run, part), _loader(run, part), strict=True)]
         for outcome in run.strategy.collect(mine):
             scores.add(outcome)

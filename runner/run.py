@@ -167,6 +167,7 @@ class Run:
         )
         loaded = iter(loader)
         for step in range(first, self.total_steps):
+            self.strategy.coming(self.plan, step)
             yield [MicroBatch(number, next(loaded)) for number in mine if not self.plan.is_empty(step, number)]
 
     def clear_gradients(self) -> None:
@@ -246,7 +247,7 @@ class Run:
             "seconds": self.seconds + time.monotonic() - self.started,
             "fingerprint": self.fingerprint,
             "model": self.model.state_dict(),
-            "optimizers": {phase.spec.name: phase.optimizer.state_dict() for phase in self.phases},
+            "optimizers": {phase.spec.name: self.strategy.optimizer_state(phase.optimizer) for phase in self.phases},
             "schedule": self.schedule.state_dict(),
             "precision": self.precision.state_dict(),
             "callbacks": {name: callback.state_dict() for name, callback in self.callbacks.items()},

@@ -37,8 +37,10 @@ def session(run: Run) -> Generator[None]:
         for callback in run.callbacks.values():
             callback.on_start(run)
         try:
-            if run.step == 0 and run.strategy.is_main:
-                rehearse(run)
+            if run.step == 0:
+                with run.strategy.evaluating(run.model):
+                    if run.strategy.is_main:
+                        rehearse(run)
             yield
             _leave_results(run)
             status = "FINISHED"

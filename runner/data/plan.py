@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samewise.runner.errors import ConfigError, Problem
@@ -46,6 +47,16 @@ class Plan:
         first = place * self.batch_size
         size = min(self.batch_size, self.samples - first)
         return epoch, first + micro_batch * size // self.micro_batches, first + (micro_batch + 1) * size // self.micro_batches
+
+    @property
+    def fills_all(self) -> bool:
+        """Whether every micro-batch of every step has samples: the last of an epoch may be too small for that."""
+        return self.drop_last or self.samples % self.batch_size == 0 or self.samples % self.batch_size >= self.micro_batches
+
+    def with_samples(self, step: int) -> Sequence[int]:
+        """The numbers of a step's micro-batches that have samples."""
+        every = range(self.micro_batches)
+        return every if self.fills_all else [number for number in every if not self.is_empty(step, number)]
 
     def is_empty(self, step: int, micro_batch: int) -> bool:
         """Whether an epoch's last batch has no sample left for the micro-batch."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
+from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Loss
 from samewise.runner.strategies.peers import Alone, Peers
@@ -104,6 +106,13 @@ class Strategy(abc.ABC):
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         """Run forward and backward of a step's micro-batches, one after the other. One that cuts the model, not the batch, has an order of its own.
+    def coming(self, plan: Plan, step: int) -> None:
+        """The step that comes, counted from 0, so that one whose processes wait for each other knows which have samples. Nobody waits here.
+
+        Raises:
+            ConfigError: the plan has steps that cannot be carried.
+        """
+
 
         Args:
             micro_batches: This process's.
@@ -126,6 +135,18 @@ class Strategy(abc.ABC):
 
     def share(self, batches: int) -> Sequence[int]:
         """Which of an evaluation's batches this process takes."""
+    def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """The optimizer to step: this new one, or one like it that keeps only this process's share of the state."""
+        return optimizer
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What `share_optimizer` gave, as a state that any strategy can load. All ranks must call it; only rank 0's answer is whole."""
+        return optimizer.state_dict()
+
+    def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Within it every process may call the model by itself, as often as it likes. All ranks must enter it."""
+        return nullcontext()
+
         return range(self.peers.rank, batches, self.peers.size)
 
     def collect(self, outcomes: Sequence[Any]) -> list[Any]:

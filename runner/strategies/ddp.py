@@ -4,142 +4,162 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, final
 
-import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.strategies.base import Strategy, Tally, added
-from samewise.runner.strategies.peers import Processes
-from samewise.runner.strategies.ranks import Ranks
+from samewise.runner.strategies.base import Forward, Tally, added
+from samewise.runner.strategies.peers import Processes, packed, unpacked
+from samewise.runner.strategies.ranks import OneReplicaEach
+from samewise.runner.strategies.zero import consolidated, sharded
 
 HOOKS = ("fp16", "bf16", "powersgd")
 
 
 @final
-class DDP(Strategy):
+@dataclass(kw_only=True, eq=False)
+class DDP(OneReplicaEach):
     """Gradients are averaged by all-reduce, in whatever order that adds: `replicas` is the number of processes and part of what the result is.
 
     Run again on as many processes it gives the same bits; resumed on three or more it need not, since DDP arranges its buckets anew after the first step.
+    Its further settings are those of `Ranks`.
 
     Args:
-        rank_invariant: False: all of these settings belong to the fingerprint.
-        nproc: Processes that `samewise train` starts on this machine; null: `replicas`.
-        backend: gloo or nccl; null: nccl where each process has a CUDA device of its own, else gloo.
-        share_devices: Let several processes compute on one CUDA device, over gloo.
+        rank_invariant: False: all of these settings belong to the fingerprint, but for those that only say how to wait and start again.
         bucket_mb: MiB of gradients that are exchanged at a time.
         static_graph: The same parameters are used in every step, in the same order.
         find_unused_parameters: Look in each step for parameters that the loss does not depend on.
         hook: Compress gradients as they are exchanged: fp16, bf16 or powersgd (Vogels et al. 2019, arXiv 1905.13727); null: not at all.
         powersgd_rank: Rank of PowerSGD's approximation.
         powersgd_start_step: Steps before PowerSGD begins.
-        join_timeout_s: Seconds to wait for all processes to arrive.
-        timeout_s: Seconds that an exchange may take before the run ends with an error.
-        max_restarts: How often to start again, from the last checkpoint, when a process dies.
-        grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
+        zero: Each process keeps the optimizer's state of its share of the parameters (Rajbhandari et al. 2019, arXiv 1910.02054, first stage).
     """
 
     level = "R0"
 
-    def __init__(
-        self,
-        *,
-        rank_invariant: bool = False,
-        nproc: int | None = None,
-        backend: str | None = None,
-        share_devices: bool = False,
-        bucket_mb: float = 25.0,
-        static_graph: bool = False,
-        find_unused_parameters: bool = False,
-        hook: str | None = None,
-        powersgd_rank: int = 1,
-        powersgd_start_step: int = 1000,
-        join_timeout_s: float = 60.0,
-        timeout_s: float = 600.0,
-        max_restarts: int = 0,
-        grace_s: float = 120.0,
-    ) -> None:
-        super().__init__()
-        if rank_invariant:
+    rank_invariant: bool = False
+    bucket_mb: float = 25.0
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    hook: str | None = None
+    powersgd_rank: int = 1
+    powersgd_start_step: int = 1000
+    zero: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank_invariant:
             raise ConfigError(Problem("rank_invariant", "DDP's result depends on the number of processes", True, "false", "strategy=elastic"))
-        if hook is not None and hook not in HOOKS:
-            raise ConfigError(Problem("hook", "no such hook", hook, ", ".join(HOOKS), nearest(hook, HOOKS)))
-        self._ranks = Ranks(
-            nproc=nproc,
-            backend=backend,
-            share_devices=share_devices,
-            join_timeout_s=join_timeout_s,
-            timeout_s=timeout_s,
-            max_restarts=max_restarts,
-            grace_s=grace_s,
-        )
-        self._options: dict[str, Any] = {"bucket_cap_mb": bucket_mb, "static_graph": static_graph, "find_unused_parameters": find_unused_parameters}
-        self._register: Callable[[DistributedDataParallel], None] = partial(_register, hook=hook, rank=powersgd_rank, start_step=powersgd_start_step)
-        self._device = torch.device("cpu")
-        self._accumulate = 1
-        self._without_exchange: Callable[[], Any] = nullcontext
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    def processes(self, device: str, replicas: int) -> int:
-        wanted = self._ranks.wanted(device, otherwise=replicas)
-        if wanted > replicas:
-            raise ConfigError(Problem("strategy.nproc", "more processes than replicas", wanted, str(replicas), f"replicas={wanted}"))
-        return wanted
-
-    def begin(self, device: str, replicas: int, accumulate: int) -> None:
-        self.processes(device, replicas)
-        if self._ranks.size != replicas:
-            raise ConfigError(
-                Problem(
-                    "strategy",
-                    f"DDP carries one replica in each process: {replicas} replicas cannot be carried by {self._ranks.size}",
-                    "ddp",
-                    f"{replicas} processes",
-                    f"`samewise train` starts them; strategy=elastic carries {replicas} replicas in any number of processes",
-                )
-            )
-        self.peers, self._device = self._ranks.join(device)
-        self._accumulate = accumulate
+        if self.hook is not None and self.hook not in HOOKS:
+            raise ConfigError(Problem("hook", "no such hook", self.hook, ", ".join(HOOKS), nearest(self.hook, HOOKS)))
+        if not self.bucket_mb > 0:
+            raise ConfigError(Problem("bucket_mb", "must be positive", self.bucket_mb))
+        if self.powersgd_rank < 1:
+            raise ConfigError(Problem("powersgd_rank", "is too small", self.powersgd_rank, "at least 1"))
+        if self.powersgd_start_step < 2:
+            message = "PowerSGD cannot begin before DDP has arranged its buckets"
+            raise ConfigError(Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2"))
+        self._network: DistributedDataParallel | None = None
+        self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
+        self._uneven = False  # whether one of the processes has none of them
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if not isinstance(self.peers, Processes):
             return model
-        devices = [self._device.index] if self._device.type == "cuda" else None
-        network = DistributedDataParallel(model, device_ids=devices, **self._options)
-        self._register(network)
-        self._without_exchange = network.no_sync
-        return network
+        self._network = DistributedDataParallel(
+            model,
+            device_ids=[self._device.index] if self._device.type == "cuda" else None,
+            bucket_cap_mb=self.bucket_mb,
+            static_graph=self.static_graph,
+            find_unused_parameters=self.find_unused_parameters,
+        )
+        _register(self._network, hook=self.hook, rank=self.powersgd_rank, start_step=self.powersgd_start_step)
+        return self._network
 
-    @property
-    def micro_batches(self) -> Sequence[int]:
-        return range(self.peers.rank * self._accumulate, (self.peers.rank + 1) * self._accumulate)
+    def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        return sharded(optimizer) if self.zero and isinstance(self.peers, Processes) else optimizer
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return consolidated(optimizer, is_main=self.is_main)
+
+    def coming(self, plan: Plan, step: int) -> None:
+        if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
+            message = "PowerSGD cannot exchange gradients where a process has no samples, as in an epoch's last batch here"
+            raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, "true", "or another strategy.hook"))
+        self._with_samples = plan.with_samples(step)
+        self._uneven = len({number // self._accumulate for number in self._with_samples}) < self.peers.size
+
+    def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
+        if isinstance(self.peers, Processes):
+            self.peers.doing = "exchanging gradients"
+        if not self._uneven or self._network is None:
+            return super().carry(micro_batches, forward)
+        tallies = super().carry(micro_batches[:-1], forward)  # without an exchange
+        self._network.require_forward_param_sync = True  # as the processes that have but one micro-batch
+        with Join([self._network]):
+            tallies += super().carry(micro_batches[-1:], forward)
+        Join([self._network], enable=False)
+        return tallies
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
-        with nullcontext() if number % self._accumulate == self._accumulate - 1 else self._without_exchange():
+        is_last = number == max(number for number in self._with_samples if number in self.micro_batches)
+        network = self._network
+        if network is not None and self._uneven and not is_last:
+            network.require_forward_param_sync = False  # nobody to share buffers with: some are past their last micro-batch
+        with nullcontext() if is_last or network is None else network.no_sync():
             yield
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, _ = self.gathered(tallies)
+        parameters = [] if self._network is None else [parameter for parameter in self._network.parameters() if parameter.requires_grad]
+        everyone, touched = self.gathered(tallies, [parameter.grad is not None for parameter in parameters] if self._uneven else None)
+        if self._uneven:
+            source = min(self._with_samples) // self._accumulate
+            self._follow(source, [parameter for parameter, mark in zip(parameters, touched[source], strict=True) if mark], mine=bool(tallies))
         total = added(everyone)
         total.nominal *= self.peers.size  # DDP has divided by the number of processes
         return total
+
+    def _follow(self, source: int, parameters: Sequence[nn.Parameter], *, mine: bool) -> None:
+        """Give the processes that had no samples the others' averages: Join lets them take part in the exchange, not in what comes of it."""
+        tensors = [parameter if parameter.grad is None else parameter.grad for parameter in parameters]
+        flat, offsets = packed(tensors)
+        dist.broadcast(flat, source)
+        if not mine:
+            for parameter, value in zip(parameters, unpacked(flat, tensors, offsets), strict=True):
+                parameter.grad = value.clone()
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Generator[None]:
+        """Every process evaluates with rank 0's buffers, which are those that a checkpoint holds."""
+        buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        if isinstance(self.peers, Processes) and buffers:
+            self.peers.doing = "sharing buffers before an evaluation"
+            flat, offsets = packed(buffers)
+            dist.broadcast(flat, 0)
+            for buffer, value in zip(buffers, unpacked(flat, buffers, offsets), strict=True):
+                buffer.copy_(value)
+        yield
 
 
 def _register(network: DistributedDataParallel, *, hook: str | None, rank: int, start_step: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
-    if hook == "fp16":
-        network.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif hook == "bf16":
-        network.register_comm_hook(None, default_hooks.bf16_compress_hook)
-    elif hook == "powersgd":
-        state = power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step)
-        network.register_comm_hook(state, power.powerSGD_hook)
+    made: dict[str | None, Callable[[], None]] = {
+        None: lambda: None,
+        "fp16": lambda: network.register_comm_hook(None, default_hooks.fp16_compress_hook),
+        "bf16": lambda: network.register_comm_hook(None, default_hooks.bf16_compress_hook),
+        "powersgd": lambda: network.register_comm_hook(
+            power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step), power.powerSGD_hook
+        ),
+    }
+    made[hook]()

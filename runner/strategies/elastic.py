@@ -4,91 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.strategies.base import Strategy, Tally, added
+from samewise.runner.strategies.base import Tally, added
 from samewise.runner.strategies.peers import Processes
-from samewise.runner.strategies.ranks import Ranks
+from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.replicas import Carried, Exchange, NoExchange, OneReplica, Replicas, TreeExchange
 from samewise.runner.strategies.tree import subtrees
 
 
 @final
-class Elastic(Strategy):
+@dataclass(kw_only=True, eq=False)
+class Elastic(RankStrategy):
     """`replicas` logical workers on any number of processes that carry equally many of them: the same bits as on one.
 
     Each process adds up its replicas' gradients, and the processes' sums are added, in one fixed binary tree (`runner/strategies/tree.py`).
+    Its further settings are those of `Ranks`; `nproc=null` means one.
 
     Args:
         rank_invariant: Says to the fingerprint that how many processes there are does not matter.
-        nproc: Processes that `samewise train` starts on this machine; null: one. Under torchrun, as many as it has started.
-        backend: gloo or nccl; null: nccl where each process has a CUDA device of its own, else gloo.
-        share_devices: Let several processes compute on one CUDA device, over gloo.
         uneven: Let some processes carry more replicas than others, where the number of processes asks for it; the others wait for them.
         bucket_mb: MiB of gradients that are exchanged at a time.
         overlap: Exchange a bucket as soon as the last backward pass has filled it; else after it.
-        join_timeout_s: Seconds to wait for all processes to arrive.
-        timeout_s: Seconds that an exchange may take before the run ends with an error.
-        max_restarts: How often to start again, from the last checkpoint, when a process dies.
-        grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
     """
 
     level = "R2"
 
-    def __init__(
-        self,
-        *,
-        rank_invariant: bool = True,
-        nproc: int | None = None,
-        backend: str | None = None,
-        share_devices: bool = False,
-        uneven: bool = False,
-        bucket_mb: float = 25.0,
-        overlap: bool = True,
-        join_timeout_s: float = 60.0,
-        timeout_s: float = 600.0,
-        max_restarts: int = 0,
-        grace_s: float = 120.0,
-    ) -> None:
-        super().__init__()
-        if not bucket_mb > 0:
-            raise ConfigError(Problem("bucket_mb", "must be positive", bucket_mb))
-        self._ranks = Ranks(
-            nproc=nproc,
-            backend=backend,
-            share_devices=share_devices,
-            join_timeout_s=join_timeout_s,
-            timeout_s=timeout_s,
-            max_restarts=max_restarts,
-            grace_s=grace_s,
-        )
-        self._bucket_mb = bucket_mb
-        self._overlap = overlap
-        self._uneven = uneven
-        self._device = torch.device("cpu")
+    rank_invariant: bool = True
+    uneven: bool = False
+    bucket_mb: float = 25.0
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.bucket_mb > 0:
+            raise ConfigError(Problem("bucket_mb", "must be positive", self.bucket_mb))
         self._parts = [range(1)]
-        self._accumulate = 1
         self._carried: Carried = OneReplica()
 
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
     def processes(self, device: str, replicas: int) -> int:
-        wanted = self._ranks.wanted(device, otherwise=1)
+        wanted = self.wanted(device, otherwise=1)
         self._require(replicas, wanted)
         return wanted
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         self.processes(device, replicas)
-        self._require(replicas, self._ranks.size)
-        self.peers, self._device = self._ranks.join(device)
+        self._require(replicas, self.size)
+        self._meet(device, accumulate)
         self._parts = subtrees(replicas, self.peers.size)
-        self._accumulate = accumulate
 
     def _require(self, replicas: int, ranks: int) -> None:
         """Refuse more processes than replicas, or processes that would carry unequally many."""
@@ -97,7 +64,7 @@ class Elastic(Strategy):
         if ranks > replicas:
             message = f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}"
             raise ConfigError(Problem("strategy.nproc", message, ranks, words, f"replicas={ranks} makes another experiment of it, which they can share"))
-        if ranks not in possible and not self._uneven:
+        if ranks not in possible and not self.uneven:
             most = max(map(len, subtrees(replicas, ranks)))
             raise ConfigError(
                 Problem(
@@ -114,8 +81,8 @@ class Elastic(Strategy):
         if self._parts[-1].stop > 1:
             exchange: Exchange = NoExchange()
             if isinstance(self.peers, Processes):
-                exchange = TreeExchange(self.peers, self._parts, overlap=self._overlap)
-            self._carried = Replicas(model, mine, accumulate=self._accumulate, exchange=exchange, bucket_mb=self._bucket_mb)
+                exchange = TreeExchange(self.peers, self._parts, overlap=self.overlap)
+            self._carried = Replicas(model, mine, accumulate=self._accumulate, exchange=exchange, bucket_mb=self.bucket_mb)
         return model
 
     @property

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import abc
 import os
-from typing import final
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launch import is_rank
-from samewise.runner.strategies.base import device_named
+from samewise.runner.strategies.base import Strategy, device_named
 from samewise.runner.strategies.peers import Peers, join
 
 BACKENDS = ("gloo", "nccl")
+LEAST = {"nproc": 1, "join_timeout_s": 1, "timeout_s": 1, "max_restarts": 0, "grace_s": 0}
+"""The least that each number may be."""
 
 
-@final
+@dataclass(kw_only=True, eq=False)
 class Ranks:
     """The settings of a strategy that runs in several processes; its `join` is called in each of them.
 
     Args:
-        nproc: Processes that `samewise train` starts on this machine; null: one (under torchrun: as many as it has started).
+        nproc: Processes that `samewise train` starts on this machine; null: the strategy's own choice. Under torchrun, as many as it has started.
         backend: gloo or nccl; null: nccl where each process has a CUDA device of its own, else gloo.
         share_devices: Let several processes compute on one CUDA device, over gloo.
         join_timeout_s: Seconds to wait for all processes to arrive.
@@ -30,37 +34,24 @@ class Ranks:
         grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
     """
 
-    def __init__(
-        self,
-        *,
-        nproc: int | None = None,
-        backend: str | None = None,
-        share_devices: bool = False,
-        join_timeout_s: float = 60.0,
-        timeout_s: float = 600.0,
-        max_restarts: int = 0,
-        grace_s: float = 120.0,
-    ) -> None:
-        self._nproc = nproc
-        self._backend = backend
-        self._share_devices = share_devices
-        self._join_timeout_s = join_timeout_s
-        self._timeout_s = timeout_s
-        lowest = {
-            "nproc": (nproc, 1),
-            "join_timeout_s": (join_timeout_s, 1),
-            "timeout_s": (timeout_s, 1),
-            "max_restarts": (max_restarts, 0),
-            "grace_s": (grace_s, 0),
-        }
-        for name, (value, least) in lowest.items():
+    nproc: int | None = None
+    backend: str | None = None
+    share_devices: bool = False
+    join_timeout_s: float = 60.0
+    timeout_s: float = 600.0
+    max_restarts: int = 0
+    grace_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(Problem(name, "is too small", value, f"at least {least}"))
-        if backend is not None and backend not in BACKENDS:
-            message = "this torch is built without MPI" if backend == "mpi" else "no such backend"
-            raise ConfigError(Problem("backend", message, backend, " or ".join(BACKENDS)))
-        if backend == "nccl" and not dist.is_nccl_available():
-            raise ConfigError(Problem("backend", "this torch is built without NCCL", backend, "gloo"))
+        if self.backend is not None and self.backend not in BACKENDS:
+            message = "this torch is built without MPI" if self.backend == "mpi" else "no such backend"
+            raise ConfigError(Problem("backend", message, self.backend, " or ".join(BACKENDS)))
+        if self.backend == "nccl" and not dist.is_nccl_available():
+            raise ConfigError(Problem("backend", "this torch is built without NCCL", self.backend, "gloo"))
 
     @property
     def size(self) -> int:
@@ -77,12 +68,12 @@ class Ranks:
         Raises:
             ConfigError: there are not devices enough, or others were started than the config says.
         """
-        wanted = self._nproc or otherwise
+        wanted = self.nproc or otherwise
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
-        if local and self._nproc and local != self._nproc:
-            raise ConfigError(Problem("strategy.nproc", f"{local} processes were started on this machine", self._nproc, f"{local}, or null"))
+        if local and self.nproc and local != self.nproc:
+            raise ConfigError(Problem("strategy.nproc", f"{local} processes were started on this machine", self.nproc, f"{local}, or null"))
         devices = torch.cuda.device_count() if device != "cpu" else 0
-        if devices and wanted > devices and not self._share_devices:
+        if devices and wanted > devices and not self.share_devices:
             raise ConfigError(
                 Problem(
                     "strategy.nproc",
@@ -101,12 +92,61 @@ class Ranks:
             ConfigError: they do not come, or there are not devices enough.
         """
         local = int(os.environ.get("LOCAL_RANK", "0")) if is_rank() else 0
-        wanted = self._device(device, local)
-        backend = self._backend or ("nccl" if wanted.type == "cuda" and not self._share_devices else "gloo")
-        return join(backend=backend, join_timeout_s=self._join_timeout_s, timeout_s=self._timeout_s), wanted
+        wanted = self._device_of(device, local)
+        backend = self.backend or ("nccl" if wanted.type == "cuda" and not self.share_devices else "gloo")
+        return join(backend=backend, join_timeout_s=self.join_timeout_s, timeout_s=self.timeout_s), wanted
 
-    def _device(self, device: str, local: int) -> torch.device:
+    def _device_of(self, device: str, local: int) -> torch.device:
         if device == "cpu" or not is_rank() or not torch.cuda.is_available():
             return device_named(device)
         torch.cuda.set_device(local % torch.cuda.device_count())
         return device_named(device)
+
+
+@dataclass(kw_only=True, eq=False)
+class RankStrategy(Ranks, Strategy, abc.ABC):
+    """A strategy whose settings are those of `Ranks` and its own, all of them fields: what a config may say of it."""
+
+    def __post_init__(self) -> None:
+        Strategy.__init__(self)
+        super().__post_init__()
+        self._device = torch.device("cpu")
+        self._accumulate = 1
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def _meet(self, device: str, accumulate: int) -> None:
+        self.peers, self._device = self.join(device)
+        self._accumulate = accumulate
+
+
+@dataclass(kw_only=True, eq=False)
+class OneReplicaEach(RankStrategy, abc.ABC):
+    """Each process carries one replica, so `replicas` is the number of processes."""
+
+    def processes(self, device: str, replicas: int) -> int:
+        wanted = self.wanted(device, otherwise=replicas)
+        if wanted > replicas:
+            raise ConfigError(Problem("strategy.nproc", "more processes than replicas", wanted, str(replicas), f"replicas={wanted}"))
+        return wanted
+
+    def begin(self, device: str, replicas: int, accumulate: int) -> None:
+        self.processes(device, replicas)
+        if self.size != replicas:
+            name = type(self).__name__
+            raise ConfigError(
+                Problem(
+                    "strategy",
+                    f"{name} carries one replica in each process: {replicas} replicas cannot be carried by {self.size}",
+                    name.lower(),
+                    f"{replicas} processes",
+                    f"`samewise train` starts them; strategy=elastic carries {replicas} replicas in any number of processes",
+                )
+            )
+        self._meet(device, accumulate)
+
+    @property
+    def micro_batches(self) -> Sequence[int]:
+        return range(self.peers.rank * self._accumulate, (self.peers.rank + 1) * self._accumulate)

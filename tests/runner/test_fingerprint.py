@@ -45,6 +45,11 @@ def test_what_cannot_change_a_result_is_outside(override: str) -> None:
     assert fingerprint(composed(override)) == fingerprint(composed())
 
 
+@pytest.mark.parametrize("override", ["strategy.max_restarts=3", "strategy.timeout_s=60", "strategy.join_timeout_s=5", "strategy.grace_s=1"])
+def test_how_ranks_wait_and_start_again_is_outside_even_where_the_strategy_is_inside(override: str) -> None:
+    assert fingerprint(composed("strategy=ddp", override)) == fingerprint(composed("strategy=ddp")) != fingerprint(composed())
+
+
 @pytest.mark.parametrize(
     "override",
     [

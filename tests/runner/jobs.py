@@ -1,0 +1,110 @@
+"""Ranks of a run, as torchrun starts them: forks of a process that has imported torch, each told by its environment which rank it is.
+
+What starts them for a user is tested in test_launch.py. Tests import this as `samewise_runner_jobs`.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import multiprocessing.context
+import socket
+import time
+from pathlib import Path
+
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=8",
+    "replicas=4",
+    "batch_size=16",
+    "max_steps=12",
+    "tracking=none",
+    "checkpoint.every_steps=2",
+    "checkpoint.keep_last=3",
+    "strategy=elastic",
+]
+RANK = """
+import os, sys
+os.environ.update({variables!r})
+for number, name in ((1, "stdout"), (2, "stderr")):
+    os.dup2(os.open(f"{said}.{{name}}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+from samewise.runner.cli import main
+sys.exit(main({arguments!r}))
+"""
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torchvision", "samewise.runner.loop", "samewise.runner.build", "samewise.runner.check.components"])
+
+
+class Job:
+    """Some ranks of one run."""
+
+    def __init__(self, run_root: Path, size: int, *overrides: str, started: int | None = None, port: int | None = None) -> None:
+        self.run_root = run_root
+        run_root.mkdir(parents=True, exist_ok=True)
+        self._files = [run_root / f"said-{time.monotonic_ns()}-{rank}" for rank in range(started or size)]
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port or free_port()), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        self.ranks = [self._start(rank, size, address, [*TINY, f"run_root={run_root}", *overrides]) for rank in range(started or size)]
+
+    def _start(self, rank: int, size: int, address: dict[str, str], overrides: list[str]) -> multiprocessing.context.ForkServerProcess:
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), **address}
+        code = RANK.format(variables=variables, said=self._files[rank], arguments=["train", *overrides, "--json"])
+        process = FORKS.Process(target=exec, args=(code, {}))
+        process.start()
+        return process
+
+    def wait(self, seconds: float = 100) -> list[int | None]:
+        """The exit codes."""
+        end = time.monotonic() + seconds
+        for rank in self.ranks:
+            rank.join(max(end - time.monotonic(), 0.1))
+        codes = [rank.exitcode for rank in self.ranks]
+        for rank in self.ranks:
+            rank.kill()
+        return codes
+
+    @property
+    def errors(self) -> str:
+        return "".join(Path(f"{file}.stderr").read_text() for file in self._files if Path(f"{file}.stderr").exists())
+
+    @property
+    def output(self) -> str:
+        return "".join(Path(f"{file}.stdout").read_text() for file in self._files if Path(f"{file}.stdout").exists())
+
+    def steps(self) -> int:
+        """How many the trace has."""
+        return sum(path.read_bytes().count(b"\n") - 1 for path in self.run_root.glob("*/*/trace.jsonl"))
+
+    def wait_for_step(self, step: int) -> None:
+        deadline = time.monotonic() + 60
+        while self.steps() < step:
+            assert time.monotonic() < deadline, "the run makes no progress: " + self.errors
+            time.sleep(0.002)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def run(run_root: Path, ranks: int, *overrides: str) -> Path:
+    """Train to the end on so many ranks; the run's folder."""
+    job = Job(run_root, ranks, *overrides)
+    assert job.wait() == [0] * ranks, job.errors
+    assert job.output.count("\n") == 1, "rank 0 alone prints the summary"
+    assert "Warning" not in job.errors
+    return Path(json.loads(job.output)["folder"])
+
+
+def weights(folder: Path) -> str:
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+
+
+def assert_same(folder: Path, reference: Path) -> None:
+    assert weights(folder) == weights(reference)
+    assert (folder / "trace.jsonl").read_bytes() == (reference / "trace.jsonl").read_bytes()
+    assert folder.name == reference.name
+    summary, expected = (json.loads((one / "summary.json").read_text()) for one in (folder, reference))
+    assert summary["metrics"] == expected["metrics"]
