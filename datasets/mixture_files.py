@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from samewise.datasets.audio_files import audio_info, list_audio, read_audio
-from samewise.datasets.recordings import Texts
+from samewise.datasets.audio_files import AudioInfo, audio_info, list_audio, read_audio
+from samewise.datasets.recordings import Texts, spaced
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 _CONTENTS = 64
+_HEADERS = 1_000
+"""Mixtures whose headers are read before training."""
 
 
 class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
@@ -30,7 +32,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         data: The data set's name, for messages.
 
     Raises:
-        DataError: a folder or a file is missing.
+        DataError: a folder or a file is missing; a file of up to 1,000 mixtures, evenly spaced, is no audio by its header, or has another rate.
     """
 
     def __init__(self, folder: Path, *, mixture: str, sources: Sequence[str], sample_rate: int, seconds: float | None, data: str) -> None:
@@ -43,25 +45,21 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         self._frames = None if seconds is None else max(1, round(seconds * sample_rate))
         names = _listed(folder, mixture, sources, data)
         self._names = Texts(names)
+        for index in spaced(len(names), _HEADERS):
+            for part in (mixture, *sources):
+                self._info(part, names[index])
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         name = self._names[index]
-        path = self._folder / self._mixture / name
-        info = audio_info(path)
-        if info.sample_rate != self.sample_rate:
-            raise DataError(Problem(str(path), "has another rate than the data set", info.sample_rate, f"{self.sample_rate} Hz", "set dataset.sample_rate"))
+        info = self._info(self._mixture, name)
         frames = info.frames if self._frames is None else min(self._frames, info.frames)
         start = int(torch.randint(info.frames - frames + 1, ()))
-        mixture, _ = read_audio(path, start=start, frames=frames)
-        sources = []
         for part in self._sources:
-            waveform, rate = read_audio(self._folder / part / name, start=start, frames=frames)
-            if rate != self.sample_rate:
-                raise DataError(Problem(str(self._folder / part / name), "has another rate than its mixture", rate, f"{self.sample_rate} Hz"))
-            sources.append(waveform)
+            self._info(part, name)
+        mixture, *sources = (read_audio(self._folder / part / name, start=start, frames=frames)[0] for part in (self._mixture, *self._sources))
         return {"mixture": mixture, "sources": torch.stack(sources), "length": frames, "name": name}
 
     def fingerprint(self) -> str:
@@ -74,6 +72,14 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
             for folder in (self._mixture, *self._sources):
                 digest.update((self._folder / folder / name).read_bytes())
         return digest.hexdigest()
+
+    def _info(self, part: str, name: str) -> AudioInfo:
+        """What a file's header says, its rate checked."""
+        path = self._folder / part / name
+        info = audio_info(path)
+        if info.sample_rate != self.sample_rate:
+            raise DataError(Problem(str(path), "has another rate than the data set", info.sample_rate, f"{self.sample_rate} Hz", "set dataset.sample_rate"))
+        return info
 
 
 def _listed(folder: Path, mixture: str, sources: Sequence[str], data: str) -> list[str]:

@@ -105,10 +105,21 @@ def test_libritts_has_the_subsets_asked_for(tmp_path):
         LibriTTS(root=str(tmp_path), subsets=["devclean"], **SIZE)
 
 
-def test_a_file_that_is_not_audio_is_named(tmp_path):
-    (tmp_path / "a.wav").write_bytes(b"this is no sound at all, it only says so" * 9)
-    with pytest.raises(DataError, match=r"a\.wav"):
-        WavFolder(root=str(tmp_path), sample_rate=8000, **SIZE)[0]
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        (lambda sound: b"this is no sound at all, it only says so" * 9, "is not audio"),
+        (lambda sound: sound[: len(sound) // 2], "is cut short"),
+        (lambda sound: b"", "is empty"),
+        (lambda sound: sound[:40] + bytes(4), "holds no sound"),  # a header that promises no samples
+    ],
+)
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_a_file_that_is_no_whole_recording_is_named_before_training(tmp_path, cache, spoiled, message):
+    soundfile.write(tmp_path / "a.wav", torch.zeros(900).numpy(), 8000, subtype="PCM_16")
+    (tmp_path / "b.wav").write_bytes(spoiled((tmp_path / "a.wav").read_bytes()))
+    with pytest.raises(DataError, match=rf"b\.wav: ({message}|is too short)"):
+        WavFolder(root=str(tmp_path), sample_rate=8000, cache=cache, **SIZE)
 
 
 def test_generated_clips_are_the_same_each_time_and_differ_by_split():

@@ -207,7 +207,16 @@ def test_missing_mixtures_are_named(tmp_path, made, folder, mixture):
 def test_another_rate_is_refused(tmp_path, made, folder, mixture):
     generate(tmp_path / folder, mixture, rate=16000)
     with pytest.raises(DataError, match="another rate"):
-        made(tmp_path)[0]
+        made(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["s2", ""])
+@pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
+def test_a_file_that_is_not_audio_is_named_before_training(tmp_path, made, folder, mixture, part):
+    generate(tmp_path / folder, mixture)
+    (tmp_path / folder / (part or mixture) / "1.wav").write_bytes(b"no sound" * 99)
+    with pytest.raises(DataError, match=r"1\.wav: is not audio"):
+        made(tmp_path)
 
 
 def test_unknown_parts_are_refused_with_the_nearest_name():

@@ -204,8 +204,8 @@ def test_a_recording_that_is_damaged_is_named(tmp_path):
     (tmp_path / "recordings" / "1_ann_5.wav").write_bytes(b"RIFF of no use")
     with pytest.raises(DataError, match=r"1_ann_5\.wav: is not audio"):
         SpokenDigits(root=str(tmp_path))
-    with pytest.raises(DataError, match=r"1_ann_5\.wav"):
-        [sample["name"] for sample in map(SpokenDigits(root=str(tmp_path), cache="none").__getitem__, range(24))]
+    with pytest.raises(DataError, match=r"1_ann_5\.wav: is not audio"):
+        SpokenDigits(root=str(tmp_path), cache="none")
 
 
 def test_generated_speech_is_the_same_each_time_and_differs_between_splits():

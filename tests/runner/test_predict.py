@@ -16,8 +16,16 @@ EXPERIMENTS = {
     "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
     "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],
     "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "callbacks=none"],
-    "separation": ["recipe=separation", "model=conv_tasnet_small", "transforms=none", "optimizer=adam", "callbacks=none"],
-    "vocoder": ["recipe=vocoder", "model=wavernn_small", "transforms=mel_vocoder", "optimizer=adam", "callbacks=none", "dataset.clips=16"],
+    "separation": ["recipe=separation", "model=conv_tasnet_small", "transforms=none", "optimizer=adam", "callbacks=none", "dataset.valid_samples=4"],
+    "vocoder": [
+        "recipe=vocoder",
+        "model=wavernn_small",
+        "transforms=mel_vocoder",
+        "optimizer=adam",
+        "callbacks=none",
+        "dataset.clips=16",
+        "dataset.valid_clips=4",
+    ],
 }
 DRAWN = {
     "classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
