@@ -10,6 +10,9 @@ from typing import Any, Literal, final
 from samewise.datasets.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
+_ROUNDING = 1.0
+"""Pixels by which a corner may be negative: what annotation tools leave by rounding is cut off, anything further is a mistake."""
+
 
 @final
 class COCO(AnnotatedImages):
@@ -79,6 +82,9 @@ def _add(one: dict[str, Any], images: dict[int, Annotated], labels: dict[int, in
         raise DataError(Problem(where, "has an impossible box", numbers, "[x, y, width, height] in pixels, the width and height not negative", hint))
     held = images[image]
     x, y, width, height = numbers
+    if x < -_ROUNDING or y < -_ROUNDING:
+        expected = f"[x, y, width, height] in pixels, x from 0 to {held.width} and y from 0 to {held.height}"
+        raise DataError(Problem(where, "has a box with a negative corner", numbers, expected, "correct the annotation"))
     x1, x2 = (min(max(value, 0.0), float(held.width)) for value in (x, x + width))
     y1, y2 = (min(max(value, 0.0), float(held.height)) for value in (y, y + height))
     if x1 < x2 and y1 < y2:

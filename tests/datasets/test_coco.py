@@ -55,6 +55,13 @@ def test_boxes_are_cut_at_the_border(tmp_path: Path):
     assert made(write(tmp_path, content()))[0]["boxes"].tolist() == [[30, 20, 40, 30]]
 
 
+def test_a_corner_that_rounding_made_negative_is_cut(tmp_path: Path):
+    what = content()
+    what["annotations"][0] |= {"bbox": [-0.4, 2, 10, 20]}
+    first = what["annotations"][0]["image_id"]
+    assert any(sample["boxes"][:, 0].min() == 0 for sample in map(made(write(tmp_path, what)).__getitem__, range(3)) if sample["image_id"] == first)
+
+
 def test_training_leaves_out_crowds_and_images_without_boxes(tmp_path: Path):
     what = content()
     what["annotations"].append({"id": 4, "image_id": 5, "category_id": 17, "bbox": [50, 0, 5, 5], "iscrowd": 0})  # beside the image
@@ -88,6 +95,7 @@ def test_aspect_ratios_are_known_without_opening_an_image(tmp_path: Path):
     ("change", "message"),
     [
         ({"bbox": [1, 2, -10, 20]}, r"boxes\.json, annotation 1: has an impossible box(.|\n)*-10"),
+        ({"bbox": [-5, 2, 10, 20]}, r"annotation 1: has a box with a negative corner(.|\n)*-5"),
         ({"bbox": [1, 2, 10]}, "annotation 1: has an impossible box"),
         ({"bbox": [1, 2, float("nan"), 5]}, "annotation 1: has an impossible box"),
         ({"bbox": None}, "annotation 1: is incomplete"),
