@@ -9,6 +9,7 @@ ended by itself) on the way up.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import dataclasses
 import json
@@ -20,8 +21,11 @@ import tempfile
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, final
+
+from omegaconf import OmegaConf
 
 from samewise.runner import compose
 from samewise.runner.compose import Composed
@@ -67,24 +71,53 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> int
     """
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
         handed = Path(temporary)
-        (handed / "config.yaml").write_text(compose.dump(composed), encoding="utf-8")
-        project = composed.project
-        write_json(
-            handed / "handed.json",
-            {
-                "root": str(project.root),
-                "packages": list(project.packages),
-                "configs": [str(folder) for folder in project.configs],
-                "overrides": list(composed.overrides),
-                "json": as_json,
-            },
-        )
-        problem = _run_agent(composed, nproc, handed)
-        return _told(handed, nproc, problem, debug=debug)
+        while True:
+            _hand_down(composed, handed, as_json=as_json)
+            problem, lost = _run_agent(composed, nproc, handed)
+            if lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
+                return _told(handed, nproc, problem, debug=debug)
+            _leave_out(lost, nproc)
+            composed, nproc = _with_processes(composed, nproc // 2), nproc // 2
+            print(f"warning: {problem}\n    going on from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
 
 
-def _run_agent(composed: Composed, nproc: int, handed: Path) -> Problem | None:
-    """Run torch's elastic agent to its end. What it has to say of ranks that ended without a word, else None."""
+def _hand_down(composed: Composed, handed: Path, *, as_json: bool) -> None:
+    (handed / "config.yaml").write_text(compose.dump(composed), encoding="utf-8")
+    project = composed.project
+    write_json(
+        handed / "handed.json",
+        {
+            "root": str(project.root),
+            "packages": list(project.packages),
+            "configs": [str(folder) for folder in project.configs],
+            "overrides": list(composed.overrides),
+            "json": as_json,
+        },
+    )
+
+
+def _with_processes(composed: Composed, nproc: int) -> Composed:
+    cfg = copy.deepcopy(composed.cfg)
+    OmegaConf.update(cfg, "strategy.nproc", nproc)
+    return dataclasses.replace(composed, cfg=cfg)
+
+
+def _leave_out(lost: int, nproc: int) -> None:
+    """Where each rank has a CUDA device of its own: let those that are started from now on see the half of them without that of rank `lost`."""
+    import torch
+
+    if torch.cuda.device_count() >= nproc:
+        names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if os.environ.get("CUDA_VISIBLE_DEVICES") else list(map(str, range(nproc)))
+        half = nproc // 2
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:half] if lost >= half else names[nproc - half : nproc])
+
+
+def _run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | None, int | None]:
+    """Run torch's elastic agent to its end.
+
+    Returns:
+        What it has to say of ranks that ended without a word, else None; and the rank that seems to be lost for good, else None.
+    """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
@@ -118,32 +151,53 @@ def _run_agent(composed: Composed, nproc: int, handed: Path) -> Problem | None:
         local_addr="localhost",
     )
     quiet = dict.fromkeys(range(1, nproc), Std.ALL)
-    agent = _agent(spec, DefaultLogsSpecs(log_dir=str(logs), redirects=quiet), handed=handed, grace_s=int(strategy.grace_s))
+    progress = partial(_newest, composed.folder.checkpoints)
+    agent = _agent(spec, DefaultLogsSpecs(log_dir=str(logs), redirects=quiet), handed=handed, progress=progress, grace_s=int(strategy.grace_s))
     try:
         result = agent.run()
     except SignalException as stopped:
-        return Problem("", f"stopped by {stopped.sigval.name}", hint="the same command goes on from the last checkpoint")
+        return Problem("", f"stopped by {stopped.sigval.name}", hint="the same command goes on from the last checkpoint"), None
     finally:
         handler.shutdown()
     if not result.is_failed():
-        return None
-    rank, failure = min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
+        return None, None
+    rank, failure = _first_to_die(result)
     how = f"was killed by {signal.Signals(-failure.exitcode).name}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     hint = "the same command goes on from the last checkpoint; strategy.max_restarts=3 does so by itself"
-    return Problem(f"rank {rank}", f"{how}; what it wrote is in {logs}", hint=hint)
+    return Problem(f"rank {rank}", f"{how}; what it wrote is in {logs}", hint=hint), agent.lost
 
 
-def _agent(spec: Any, logs: Any, *, handed: Path, grace_s: int) -> Any:
+def _first_to_die(result: Any) -> tuple[int, Any]:
+    """The rank, and how it ended: one that was killed before those that then missed it."""
+    return min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
+
+
+def _newest(checkpoints: Path) -> str:
+    return max((path.name for path in checkpoints.glob("step-*")), default="")
+
+
+def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], grace_s: int) -> Any:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     @final
     class Agent(LocalElasticAgent):
-        """Starts again where a process died, not where a rank ended with something to say: that would only be said again."""
+        """Starts again where a process died, not where a rank ended with something to say: that would only be said again.
+
+        A rank that dies again before there is a new checkpoint, or when no restart is left, is taken for lost: starting as many again is of no use.
+        """
+
+        lost: int | None = None
+        _died: tuple[int, str] | None = None
 
         def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
             result: Any = super()._monitor_workers(worker_group)  # pyright: ignore[reportCallIssue]
             if result.is_failed() and _outcomes(handed, spec.local_world_size):
                 self._remaining_restarts = 0
+            elif result.is_failed():
+                died = (_first_to_die(result)[0], progress())
+                if died == self._died or not self._remaining_restarts:
+                    self.lost, self._remaining_restarts = died[0], 0
+                self._died = died
             return result
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
@@ -216,7 +270,7 @@ def _agreed(
     from samewise.runner.strategies.peers import awaited, meeting_point
 
     timeout_s = float(composed.cfg.strategy.get("join_timeout_s", 60.0))
-    store = meeting_point(timeout_s)
+    store = meeting_point(timeout_s, composed.cfg.strategy.get("init_method"))
     if main:
         check()
         done = look()

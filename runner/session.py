@@ -133,7 +133,7 @@ def _signals(run: Run) -> Generator[None]:
 
 def _explained(run: Run, error: BaseException) -> BaseException:
     """The error as a person can act on it, where it is one we know."""
-    error = run.strategy.peers.explained(error)
+    error = run.strategy.peers.explained(error, step=run.step + 1)
     if isinstance(error, RuntimeError) and (problem := refused_operator(error)):
         return TrainingError(problem)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:

@@ -3,28 +3,74 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samewise.runner import streams
 from samewise.runner.compose import Composed
 from samewise.runner.determinism import refused_operator
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.folder import RunFolder
+from samewise.runner.instantiate import instantiate
 from samewise.runner.project import Project
 
+if TYPE_CHECKING:
+    from samewise.runner.run import Run
+    from samewise.runner.strategies.base import Strategy
 
-def trial(composed: Composed, project: Project) -> None:
+
+def trial(composed: Composed, project: Project) -> list[str]:
     """Take one optimizer step and measure one batch of the validation split; nothing is kept.
+
+    Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it takes its own part of the step.
+
+    Returns:
+        What there is to say of those processes, in sentences.
 
     Raises:
         ConfigError: something cannot be built or does not fit together.
     """
+    from samewise.runner.strategies.peers import pretended
+
+    with pretended(0, 1):  # whatever devices this machine has: the config may be meant for another
+        strategy, wanted = _asked(composed, project)
+        run = _step(composed, project, alone=True) if wanted == 1 or not strategy.pretends else None
+    if wanted == 1:
+        return []
+    with pretended(0, wanted):
+        if run is not None:
+            _begin(strategy, composed)
+            strategy.end()
+            strategy.require_fit(run.model)
+            return [f"{wanted} processes, of which only the settings and the cut of the model were checked; the step was tried in one"]
+    with pretended(wanted - 1, wanted):
+        last, _ = _asked(composed, project)
+        _begin(last, composed)
+        of_last = last.micro_batches
+        last.end()
+    with pretended(0, wanted):
+        return _plan(_step(composed, project, alone=False).strategy, of_last, wanted)
+
+
+def _asked(composed: Composed, project: Project) -> tuple[Strategy, int]:
+    """The strategy, and how many processes it wants."""
+    strategy = instantiate(composed.cfg.strategy, "strategy", allowed=project.packages)
+    return strategy, strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
+
+
+def _begin(strategy: Strategy, composed: Composed) -> None:
+    strategy.begin(str(composed.cfg.device), composed.cfg.replicas, composed.cfg.accumulate)
+
+
+def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
+    """Take the step; the run, its strategy ended."""
     from samewise.runner.build import build
     from samewise.runner.evaluation import rehearse
     from samewise.runner.loop import train_step
 
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserved():
-        run = build(composed, project, RunFolder(Path(temporary)), alone=True)
+        run = build(composed, project, RunFolder(Path(temporary)), alone=alone)
         try:
             train_step(run, next(run.batches()))
             rehearse(run)
@@ -34,6 +80,24 @@ def trial(composed: Composed, project: Project) -> None:
             raise ConfigError(refused_operator(error) or misfit(error)) from error
         finally:
             run.strategy.end()
+    return run
+
+
+def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:
+    import torch
+
+    found = [f"{size} processes, tried as rank 0 with the others pretended: rank 0 takes {_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"]
+    found += first.described()
+    devices = torch.cuda.device_count() if first.device.type == "cuda" else 0
+    if devices and devices < size:
+        found.append(f"this machine has {devices} CUDA device{'s' * (devices > 1)}: `train` would not start {size} processes here")
+    return found
+
+
+def _span(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"micro-batch {numbers[0]}"
+    return f"micro-batches {numbers[0]} to {numbers[-1]}"
 
 
 def misfit(error: Exception) -> Problem:

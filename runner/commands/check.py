@@ -11,11 +11,12 @@ from samewise.runner.commands import add_overrides, composed_from
 def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--static", action="store_true", help="only read: build no part, load no data")
-    parser.add_argument("--json", action="store_true", help="print {name, fingerprint, problems} as JSON")
+    parser.add_argument("--json", action="store_true", help="print {name, fingerprint, problems, notes} as JSON")
     parser.epilog = """\
 examples:
   samewise check experiment=resnet18_digits
   samewise check experiment=resnet50_imagenet dataset.root=/data/imagenet
+  samewise check experiment=resnet18_digits strategy=elastic replicas=512 batch_size=1024 strategy.nproc=512
   samewise check experiment=resnet18_digits --static --json"""
 
 
@@ -27,21 +28,21 @@ def run(args: argparse.Namespace) -> int:
     composed = composed_from(args, strict=False)
     if settings_are_sound(composed):
         determinism.prepare(composed.cfg.reproducibility)
-    found = problems(composed, composed.project)
+    found, notes = problems(composed, composed.project), list[str]()
     if not found and not args.static:
         try:
             from samewise.runner.check.trial import trial
 
-            trial(composed, composed.project)
+            notes = trial(composed, composed.project)
         except ConfigError as error:
             if not args.json:
                 raise
             found = list(error.problems)
     if args.json:
         told = [{key: value for key, value in vars(problem).items() if value not in ("", ...)} for problem in found]
-        print(json.dumps({"name": composed.name, "fingerprint": composed.fingerprint, "problems": told}, indent=2, default=str))
+        print(json.dumps({"name": composed.name, "fingerprint": composed.fingerprint, "problems": told, "notes": notes}, indent=2, default=str))
         return ConfigError.exit_code if found else 0
     if found:
         raise ConfigError(*found)
-    print(f"nothing wrong with {composed.name} ({composed.fingerprint[:12]})")
+    print("\n  ".join([f"nothing wrong with {composed.name} ({composed.fingerprint[:12]})", *notes]))
     return 0

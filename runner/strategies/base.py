@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
+from samewise.runner.digest import digests
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Loss
 from samewise.runner.strategies.peers import Alone, Peers
@@ -58,6 +60,8 @@ class Strategy(abc.ABC):
 
     level = "R1"
     """The strongest promise that a run under it can state."""
+    pretends = True
+    """Whether one rank can take a step while the others are only pretended, for `samewise check`."""
     peers: Peers = Alone()
     """All ranks of the run. `begin` joins them."""
 
@@ -104,8 +108,6 @@ class Strategy(abc.ABC):
     def micro_batch(self, number: int) -> AbstractContextManager[None]:
         """Around the forward and backward pass of one of them. One that has no samples is left out."""
 
-    def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        """Run forward and backward of a step's micro-batches, one after the other. One that cuts the model, not the batch, has an order of its own.
     def coming(self, plan: Plan, step: int) -> None:
         """The step that comes, counted from 0, so that one whose processes wait for each other knows which have samples. Nobody waits here.
 
@@ -113,6 +115,8 @@ class Strategy(abc.ABC):
             ConfigError: the plan has steps that cannot be carried.
         """
 
+    def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
+        """Run forward and backward of a step's micro-batches, one after the other. One that cuts the model, not the batch, has an order of its own.
 
         Args:
             micro_batches: This process's.
@@ -133,8 +137,6 @@ class Strategy(abc.ABC):
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         """Finish the exchange of gradients, and add up the tallies of all replicas. `tallies` are this process's, a micro-batch each."""
 
-    def share(self, batches: int) -> Sequence[int]:
-        """Which of an evaluation's batches this process takes."""
     def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """The optimizer to step: this new one, or one like it that keeps only this process's share of the state."""
         return optimizer
@@ -143,10 +145,31 @@ class Strategy(abc.ABC):
         """What `share_optimizer` gave, as a state that any strategy can load. All ranks must call it; only rank 0's answer is whole."""
         return optimizer.state_dict()
 
+    shards = 1
+    """Into how many parts the parameters are cut, each process holding one."""
+
+    def whole(self, state: Any) -> Any:
+        """A state as one process would hold it, with nothing in shards, on rank 0. All ranks must call it."""
+        return state
+
+    def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
+        """A digest for each tensor, on rank 0. All ranks must call it."""
+        return digests(tensors) if self.is_main else []
+
+    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """float32[]: the 2-norm of all gradients together."""
+        return nn.utils.get_total_norm(gradients)
+
+    def copied(self, model: nn.Module) -> nn.Module:
+        """A copy of the run's model that lives as it does, for an average of weights."""
+        return copy.deepcopy(model)
+
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
         """Within it every process may call the model by itself, as often as it likes. All ranks must enter it."""
         return nullcontext()
 
+    def share(self, batches: int) -> Sequence[int]:
+        """Which of an evaluation's batches this process takes."""
         return range(self.peers.rank, batches, self.peers.size)
 
     def collect(self, outcomes: Sequence[Any]) -> list[Any]:
@@ -157,6 +180,13 @@ class Strategy(abc.ABC):
     def first(self, make: Callable[[], Any]) -> Any:
         """What the main process makes, in every process; what it raises there ends all of them."""
         return self.peers.first(make)
+
+    def require_fit(self, model: nn.Module) -> None:
+        """Raise a ConfigError where `wrap` would refuse the model; asked by `samewise check` where the others cannot be pretended."""
+
+    def described(self) -> list[str]:
+        """What `samewise check` tells of how the work is divided, beside who takes which micro-batches: sentences."""
+        return []
 
     def ask_stop(self, reason: str) -> None:
         """A signal has asked this process to stop; the ranks agree on it in their next exchange, so that all stop after the same step."""

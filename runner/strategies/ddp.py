@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -17,7 +18,7 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.strategies.base import Forward, Tally, added
-from samewise.runner.strategies.peers import Processes, packed, unpacked
+from samewise.runner.strategies.peers import Pretended, Processes, packed, unpacked
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.zero import consolidated, sharded
 
@@ -81,6 +82,9 @@ class DDP(OneReplicaEach):
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused_parameters,
         )
+        if isinstance(self.peers, Pretended):  # its collectives give nothing that DDP would take
+            self._network.register_comm_hook(None, noop_hook)
+            return self._network
         _register(self._network, hook=self.hook, rank=self.powersgd_rank, start_step=self.powersgd_start_step)
         return self._network
 

@@ -30,6 +30,7 @@ class Elastic(RankStrategy):
         uneven: Let some processes carry more replicas than others, where the number of processes asks for it; the others wait for them.
         bucket_mb: MiB of gradients that are exchanged at a time.
         overlap: Exchange a bucket as soon as the last backward pass has filled it; else after it.
+        shrink: Where a process dies again before the next checkpoint, or no restart is left, go on with half as many: to the same bits.
     """
 
     level = "R2"
@@ -38,6 +39,7 @@ class Elastic(RankStrategy):
     uneven: bool = False
     bucket_mb: float = 25.0
     overlap: bool = True
+    shrink: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +61,7 @@ class Elastic(RankStrategy):
 
     def _require(self, replicas: int, ranks: int) -> None:
         """Refuse more processes than replicas, or processes that would carry unequally many."""
-        possible = [number for number in range(1, replicas + 1) if len({len(part) for part in subtrees(replicas, number)}) == 1]
+        possible = [number for number in range(1, replicas + 1) if number == 1 or _is_power_of_two(replicas / number)]
         words = ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
         if ranks > replicas:
             message = f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}"
@@ -75,6 +77,10 @@ class Elastic(RankStrategy):
                     f"strategy.uneven=true gives the same bits; a step then lasts as long as {most} replicas in one process",
                 )
             )
+
+    def described(self) -> list[str]:
+        sizes = self._carried.exchanged()
+        return [f"gradients go in {len(sizes)} bucket{'s' * (len(sizes) > 1)}, the largest of {max(sizes) / 2**20:.3g} MiB"] if sizes else []
 
     def wrap(self, model: nn.Module) -> nn.Module:
         mine = self._parts[self.peers.rank]
@@ -97,3 +103,7 @@ class Elastic(RankStrategy):
         everyone, touched = self.gathered(tallies, self._carried.close())
         self._carried.give_back(touched)
         return added(everyone)
+
+
+def _is_power_of_two(value: float) -> bool:
+    return value.is_integer() and int(value).bit_count() == 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import json
 import os
 import pickle
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -40,8 +42,8 @@ class Peers(abc.ABC):
     def first(self, make: Callable[[], Any]) -> Any:
         """What rank 0 makes, on every rank; what it raises there ends all of them. All ranks must call it."""
 
-    def explained(self, error: BaseException) -> BaseException:
-        """The error, or what it comes from where it tells of another rank."""
+    def explained(self, error: BaseException, *, step: int) -> BaseException:
+        """The error, or what it comes from where it tells of another rank. `step` counts from 1."""
         return error
 
     def abandon(self, error: BaseException) -> None:
@@ -62,7 +64,6 @@ class Alone(Peers):
         return make()
 
 
-@final
 class Processes(Peers):
     """The ranks of a torch.distributed process group.
 
@@ -76,6 +77,9 @@ class Processes(Peers):
 
     ROOM = 1024
     """Bytes of a rank's message that go out in one collective; longer ones take a second."""
+
+    PATIENCE_S = 4.0
+    """How long ranks that have waited in vain wait for each other's word of it."""
 
     def __init__(self, store: Any, *, rank: int, size: int, local_rank: int, timeout_s: float) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
@@ -129,22 +133,37 @@ class Processes(Peers):
         dist.broadcast(body, 0)
         return value if self.rank == 0 else pickle.loads(body.numpy().tobytes())
 
-    def explained(self, error: BaseException) -> BaseException:
+    def explained(self, error: BaseException, *, step: int) -> BaseException:
         if isinstance(error, SamewiseError) or not isinstance(error, RuntimeError) or not _CONNECTION.search(str(error)):
             return error
+        if _TIMEOUT.search(str(error)) and not _failed(self._store):
+            return self._waited_in_vain(step)
         culprit = _failed(self._store, wait_s=2.0)
         if culprit:
             return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
-        if _TIMEOUT.search(str(error)):
-            return TrainingError(
-                Problem(
-                    f"rank {self.rank}",
-                    f"waited {self._timeout_s:g} s for the others while {self.doing}",
-                    hint="a rank hangs, or is slower than the rest: look at its log; strategy.timeout_s sets how long to wait",
-                )
-            )
         hint = "the same command goes on from the last checkpoint"
-        return PeerFailed(Problem(f"rank {self.rank}", f"lost another rank while {self.doing}", hint=hint), is_told=False)
+        return PeerFailed(Problem(f"rank {self.rank}", f"lost another rank while {self.doing} at step {step}", hint=hint), is_told=False)
+
+    def _waited_in_vain(self, step: int) -> SamewiseError:
+        """Every rank that has waited too long leaves word of where; those that leave none are the ones waited for."""
+        keys = [f"waited/{number}" for number in range(self.size)]
+        mine, end = f"{self.doing} at step {step}{_collective()}", time.monotonic() + self.PATIENCE_S
+        try:
+            self._store.set_timeout(timedelta(seconds=self.PATIENCE_S))
+            self._store.set(keys[self.rank], mine)
+            while (absent := [key for key in keys if not self._store.check([key])]) and time.monotonic() < end:
+                if culprit := _failed(self._store):
+                    return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
+                time.sleep(0.05)
+            words = {number: self._store.get(key).decode() for number, key in enumerate(keys) if key not in absent}
+        except RuntimeError:  # the process that keeps the store does not answer either
+            absent, words = [keys[0]], {self.rank: mine}
+        missing = [number for number, key in enumerate(keys) if key in absent]
+        waited = "; ".join(f"{_ranks(numbers)} waited {self._timeout_s:g} s while {word}" for word, numbers in _by_word(words).items())
+        hint = "strategy.timeout_s sets how long to wait"
+        if missing:
+            return TrainingError(Problem(_ranks(missing), f"did not come: {waited}", hint=f"it hangs, or is slower than the rest: look at its log; {hint}"))
+        return TrainingError(Problem(_ranks(list(words)), f"wait for each other: {waited}", hint=hint))
 
     def abandon(self, error: BaseException) -> None:
         if self._over:
@@ -163,7 +182,78 @@ class Processes(Peers):
         self._over = True
 
 
-_CONNECTION = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|TCPStore|DistStore")
+@final
+class Pretended(Processes):
+    """Ranks of which only this one is there, in torch's fake process group: a collective leaves tensors as they are. To check a set-up, not to train."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def first(self, make: Callable[[], Any]) -> Any:
+        return make()
+
+    def explained(self, error: BaseException, *, step: int) -> BaseException:
+        return error
+
+    def abandon(self, error: BaseException) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def pretended(rank: int, size: int) -> Generator[None]:
+    """Within, this process is one of so many ranks; `join` then gives `Pretended`, and nobody looks for their devices."""
+    given = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
+    before = {name: os.environ.get(name) for name in (*given, "LOCAL_WORLD_SIZE")}
+    os.environ.update(given)
+    os.environ.pop("LOCAL_WORLD_SIZE", None)
+    _met["pretended"] = True
+    try:
+        yield
+    finally:
+        del _met["pretended"]
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def is_pretended() -> bool:
+    """Whether this is inside `pretended`."""
+    return "pretended" in _met
+
+
+def _by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number, word in words.items():
+        found.setdefault(word, []).append(number)
+    return found
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """`rank 0`, or `ranks 0, 1 and 3`."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _collective() -> str:
+    """What torch's flight recorder has as the last collective that this process began, in brackets; nothing where it records none."""
+    with contextlib.suppress(Exception):  # private, and of a form of its own in each version: for a message alone
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore
+
+        entries = json.loads(_dump_fr_trace_json())["entries"]
+        last = max(entries, key=lambda entry: entry["record_id"])
+        return f" ({last['profiling_name']}, the {last['collective_seq_id']}th collective of this process)"
+    return ""
+
+
+_CONNECTION = re.compile(r"gloo|NCCL|RPC|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|TCPStore|DistStore")
 _TIMEOUT = re.compile(r"Timed out waiting|timed out|Watchdog caught collective")
 
 
@@ -223,36 +313,31 @@ def awaited(store: Any, keys: list[str], timeout_s: float, *, until_failed: bool
 
 
 _met: dict[str, Any] = {}
-"""The store, once it is there."""
+"""The store, once it is there; and whether the other ranks are only pretended."""
 
 
-def meeting_point(timeout_s: float) -> Any:
-    """The store at which the ranks of this process's job meet, from the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
+    """The store at which the ranks of this process's job meet. Who they are is said by the environment (RANK, WORLD_SIZE).
+
+    Args:
+        timeout_s: Seconds to wait for it.
+        init_method: Where: `tcp://host:port` at rank 0, `file:///path` that all see and that is not there yet; null or `env://`: MASTER_ADDR and MASTER_PORT.
 
     Raises:
-        ConfigError: it cannot be reached, or its port is taken.
+        ConfigError: it cannot be reached, its port is taken, or it is none.
     """
     if "store" in _met:
         return _met["store"]
-    given = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
-    if not all(given.values()) or not given["MASTER_PORT"].isdigit():
-        missing = ", ".join(name for name, value in given.items() if not value) or "a port"
-        raise ConfigError(Problem("strategy", f"the environment lacks {missing}", address, f"{', '.join(given)}, as torchrun sets them"))
-    agent_keeps_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            given["MASTER_ADDR"],
-            int(given["MASTER_PORT"]),
-            is_master=given["RANK"] == "0" and not agent_keeps_it,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            raise ConfigError(Problem("MASTER_PORT", "another program uses this port", address, "a free port")) from None
-        message = f"rank 0 does not answer within {timeout_s:g} s"
-        raise ConfigError(Problem("MASTER_ADDR", message, address, "the address of rank 0's machine, and a port it may use")) from None
+    given = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    if not all(value.isdigit() for value in given.values()):
+        raise ConfigError(Problem("strategy", "the environment does not say which rank this is", given, "RANK and WORLD_SIZE, as torchrun sets them"))
+    scheme, _, address = (init_method or "env://").partition("://")
+    if scheme == "file" and address.startswith("/"):
+        store = _file_store(Path(address), timeout_s)
+    elif scheme == "env" or (scheme == "tcp" and re.fullmatch(r".+:\d+", address)):
+        store = _tcp_store(address, timeout_s)
+    else:
+        raise ConfigError(Problem("strategy.init_method", "is no place to meet", init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
     store.set_timeout(timedelta(seconds=timeout_s))
     # The agent's store outlives the ranks: those that are started again must not read what the ones before them wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -260,13 +345,57 @@ def meeting_point(timeout_s: float) -> Any:
     return _met["store"]
 
 
-def join(*, backend: str, join_timeout_s: float, timeout_s: float) -> Peers:
+def _tcp_store(address: str, timeout_s: float) -> Any:
+    """Kept by rank 0, or by torch's agent where it keeps one and no other address is given."""
+    agent_keeps_it = not address and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if address:
+        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
+    given = {name: os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
+    where = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
+    if not all(given.values()) or not given["MASTER_PORT"].isdigit():
+        missing = ", ".join(name for name, value in given.items() if not value) or "a port"
+        raise ConfigError(Problem("strategy", f"the environment lacks {missing}", where, f"{', '.join(given)}, as torchrun sets them"))
+    try:
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            given["MASTER_ADDR"],
+            int(given["MASTER_PORT"]),
+            is_master=os.environ["RANK"] == "0" and not agent_keeps_it,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        path = "strategy.init_method" if address else "MASTER_PORT"
+        if "EADDRINUSE" in str(error) or "already in use" in str(error):
+            raise ConfigError(Problem(path, "another program uses this port", where, "a free port")) from None
+        message = f"rank 0 does not answer within {timeout_s:g} s"
+        path = "strategy.init_method" if address else "MASTER_ADDR"
+        raise ConfigError(Problem(path, message, where, "the address of rank 0's machine, and a port it may use")) from None
+
+
+def _file_store(path: Path, timeout_s: float) -> Any:
+    """A file that the ranks write to. One that an earlier job has left would tell them of ranks that are no more: each job needs its own."""
+    size, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
+    try:
+        path.touch()
+        store = dist.FileStore(str(path), size)  # pyright: ignore[reportPrivateImportUsage]
+        store.set_timeout(timedelta(seconds=timeout_s))
+        came = store.add(f"came/{rank}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ConfigError(Problem("strategy.init_method", f"the file cannot be used: {reason}", str(path), "a path that every rank can write to")) from None
+    if came > 1:
+        raise ConfigError(Problem("strategy.init_method", "the file was left by another job", str(path), "a new file for each job", f"rm {path}"))
+    return store
+
+
+def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None = None) -> Peers:
     """Meet the other ranks and make the process group.
 
     Args:
-        backend: For tensors on the run's device: gloo or nccl. What lies on the CPU always goes over gloo.
+        backend: For tensors on the run's device: gloo, nccl or mpi. What lies on the CPU goes over gloo, but under mpi.
         join_timeout_s: Seconds to wait for all ranks to arrive.
         timeout_s: Seconds that a collective may take.
+        init_method: As in `meeting_point`.
 
     Raises:
         ConfigError: some do not come, named; or the backend is not there.
@@ -274,7 +403,12 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float) -> Peers:
     if not is_rank():
         return Alone()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = meeting_point(join_timeout_s)
+    if is_pretended():
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        return Pretended(None, rank=rank, size=size, local_rank=0, timeout_s=timeout_s)
+    store = meeting_point(join_timeout_s, init_method)
     store.set(f"joined/{rank}", "")
     expected = [f"joined/{number}" for number in range(size)]
     missing = awaited(store, expected, join_timeout_s)
@@ -289,9 +423,10 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float) -> Peers:
             )
         )
     if not dist.is_initialized():
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")  # torch's flight recorder, so that a message can name the collective
         try:
             dist.init_process_group(
-                "gloo" if backend == "gloo" else f"cpu:gloo,cuda:{backend}", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+                f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
             )
         except (RuntimeError, ValueError) as error:
             raise ConfigError(Problem("strategy.backend", str(error).splitlines()[0], backend, "gloo, or nccl with CUDA")) from error

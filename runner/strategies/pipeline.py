@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any, final
@@ -14,17 +15,20 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.strategies.base import Forward, Strategy, Tally, added
+from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.peers import Processes
-from samewise.runner.strategies.ranks import Ranks
-from samewise.runner.strategies.stages import Asked, Asking, Parts, cut, draws, require_one_replica, require_processes
+from samewise.runner.strategies.ranks import RankStrategy
+from samewise.runner.strategies.stages import Asked, Asking, Parts, cut, draws, require_one_replica, require_places, require_processes
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 @final
-class Pipeline(Strategy):
+@dataclass(kw_only=True, eq=False)
+class Pipeline(RankStrategy):
     """Each process runs one stage of the model. The pipeline's micro-batches are the run's (`accumulate`), in their order: the bits of one process.
+
+    Its further settings are those of `Ranks`; `nproc=null` means one for each stage.
 
     Args:
         rank_invariant: Says to the fingerprint that the result is that of one process. Refused where a later stage draws random numbers (dropout), which
@@ -32,78 +36,51 @@ class Pipeline(Strategy):
         split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.
         schedule: gpipe: all forward passes, then all backward passes (Huang et al. 2019, arXiv 1811.06965). 1f1b: a backward pass as soon as there can be
             one, so that fewer activations wait (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503); wants `accumulate` of at least the stages.
-        nproc: Processes that `samewise train` starts on this machine; null: one for each stage.
-        backend: gloo or nccl; null: nccl where each process has a CUDA device of its own, else gloo.
-        share_devices: Let several processes compute on one CUDA device, over gloo.
-        join_timeout_s: Seconds to wait for all processes to arrive.
-        timeout_s: Seconds that an exchange may take before the run ends with an error.
-        max_restarts: How often to start again, from the last checkpoint, when a process dies.
-        grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
     """
 
-    def __init__(
-        self,
-        *,
-        split: Sequence[str],
-        rank_invariant: bool = True,
-        schedule: str = "gpipe",
-        nproc: int | None = None,
-        backend: str | None = None,
-        share_devices: bool = False,
-        join_timeout_s: float = 60.0,
-        timeout_s: float = 600.0,
-        max_restarts: int = 0,
-        grace_s: float = 120.0,
-    ) -> None:
-        super().__init__()
-        if schedule not in SCHEDULES:
-            raise ConfigError(Problem("schedule", "no such schedule", schedule, ", ".join(SCHEDULES), nearest(schedule, SCHEDULES)))
-        if not split:
-            raise ConfigError(Problem("split", "names no place to cut the model", list(split), "names of submodules", "strategy.split=[layer3]"))
-        self._ranks = Ranks(
-            nproc=nproc,
-            backend=backend,
-            share_devices=share_devices,
-            join_timeout_s=join_timeout_s,
-            timeout_s=timeout_s,
-            max_restarts=max_restarts,
-            grace_s=grace_s,
-        )
-        self._rank_invariant = rank_invariant
-        self._split = list(split)
-        self._schedule = schedule
-        self._device = torch.device("cpu")
-        self._accumulate = 1
-        self._made: dict[Any, Any] = {}  # schedules, by the number of micro-batches and what they look like
+    pretends = False
 
-    @property
-    def device(self) -> torch.device:
-        return self._device
+    split: Sequence[str]
+    rank_invariant: bool = True
+    schedule: str = "gpipe"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(Problem("schedule", "no such schedule", self.schedule, ", ".join(SCHEDULES), nearest(self.schedule, SCHEDULES)))
+        require_places(self.split)
+        self._made: dict[Any, Any] = {}  # torch's schedules, by the number of micro-batches and what they look like
 
     def processes(self, device: str, replicas: int) -> int:
         require_one_replica("pipeline", replicas)
-        wanted = self._ranks.wanted(device, otherwise=len(self._split) + 1)
-        require_processes("pipeline", wanted, self._split)
+        wanted = self.wanted(device, otherwise=len(self.split) + 1)
+        require_processes("pipeline", wanted, self.split)
         return wanted
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         self.processes(device, replicas)
-        require_processes("pipeline", self._ranks.size, self._split)
-        if self._schedule == "1f1b" and accumulate <= len(self._split):
-            stages = len(self._split) + 1
+        require_processes("pipeline", self.size, self.split)
+        if self.schedule == "1f1b" and accumulate <= len(self.split):
+            stages = len(self.split) + 1
             hint = f"accumulate={stages}, or strategy.schedule=gpipe"
             raise ConfigError(Problem("accumulate", f"1f1b needs as many micro-batches as there are stages, {stages}", accumulate, f"at least {stages}", hint))
-        self.peers, self._device = self._ranks.join(device)
-        self._accumulate = accumulate
+        self._meet(device, accumulate)
+
+    def require_fit(self, model: nn.Module) -> None:
+        self._cut(model)
+
+    def _cut(self, model: nn.Module) -> list[nn.Module]:
+        stages = cut(model, self.split)
+        for number, stage in enumerate(stages[1:], 1):
+            name = draws(stage)
+            if name and self.rank_invariant:
+                message = f"stage {number} draws random numbers ({name}), other ones than in one process"
+                raise ConfigError(Problem("strategy.rank_invariant", message, True, "false, which makes another experiment of it", "or strategy=rpc"))
+        return stages
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.peers, Processes)
-        self._stages = cut(model, self._split)
-        for number, stage in enumerate(self._stages[1:], 1):
-            name = draws(stage)
-            if name and self._rank_invariant:
-                message = f"stage {number} draws random numbers ({name}), other ones than in one process"
-                raise ConfigError(Problem("strategy.rank_invariant", message, True, "false, which makes another experiment of it", "or strategy=rpc"))
+        self._stages = self._cut(model)
         self._parts = Parts(self._stages, self.peers)
         self._mine = Mine(self._stages[self.peers.rank])
         self._network = Asking(self._device)
@@ -152,7 +129,7 @@ class Pipeline(Strategy):
         if key not in self._made:
             taken, given = self._looks(asked)
             stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=taken, output_args=given)
-            kind = SCHEDULES[self._schedule] if count >= len(self._stages) else ScheduleGPipe
+            kind = SCHEDULES[self.schedule] if count >= len(self._stages) else ScheduleGPipe
             losses: list[Callable[[Any, int], Tensor]] = []
             self._made[key] = kind(stage, count, loss_fn=lambda output, place: losses[0](output, place), scale_grads=False), losses
         return self._made[key]

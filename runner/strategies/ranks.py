@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import abc
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.launch import is_rank
 from samewise.runner.strategies.base import Strategy, device_named
-from samewise.runner.strategies.peers import Peers, join
+from samewise.runner.strategies.peers import Peers, is_pretended, join
 
-BACKENDS = ("gloo", "nccl")
+BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+"""By name: whether this torch is built with it."""
+PLACE = re.compile(r"env://|tcp://.+:\d+|file:///.+")
 LEAST = {"nproc": 1, "join_timeout_s": 1, "timeout_s": 1, "max_restarts": 0, "grace_s": 0}
 """The least that each number may be."""
 
@@ -26,7 +29,8 @@ class Ranks:
 
     Args:
         nproc: Processes that `samewise train` starts on this machine; null: the strategy's own choice. Under torchrun, as many as it has started.
-        backend: gloo or nccl; null: nccl where each process has a CUDA device of its own, else gloo.
+        backend: gloo, nccl, or mpi where torch is built with it; null: nccl where each process has a CUDA device of its own, else gloo.
+        init_method: Where the processes meet: tcp://HOST:PORT, file:///PATH (a new file), or env:// and null: as MASTER_ADDR and MASTER_PORT say.
         share_devices: Let several processes compute on one CUDA device, over gloo.
         join_timeout_s: Seconds to wait for all processes to arrive.
         timeout_s: Seconds that an exchange may take before the run ends with an error.
@@ -36,6 +40,7 @@ class Ranks:
 
     nproc: int | None = None
     backend: str | None = None
+    init_method: str | None = None
     share_devices: bool = False
     join_timeout_s: float = 60.0
     timeout_s: float = 600.0
@@ -47,11 +52,12 @@ class Ranks:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(Problem(name, "is too small", value, f"at least {least}"))
-        if self.backend is not None and self.backend not in BACKENDS:
-            message = "this torch is built without MPI" if self.backend == "mpi" else "no such backend"
-            raise ConfigError(Problem("backend", message, self.backend, " or ".join(BACKENDS)))
-        if self.backend == "nccl" and not dist.is_nccl_available():
-            raise ConfigError(Problem("backend", "this torch is built without NCCL", self.backend, "gloo"))
+        there = [name for name, is_there in BACKENDS.items() if is_there()]
+        if self.backend is not None and self.backend not in there:
+            message = f"this torch is built without {self.backend.upper()}" if self.backend in BACKENDS else "no such backend"
+            raise ConfigError(Problem("backend", message, self.backend, " or ".join(there), "" if self.backend in BACKENDS else nearest(self.backend, there)))
+        if self.init_method is not None and not PLACE.fullmatch(self.init_method):
+            raise ConfigError(Problem("init_method", "is no place to meet", self.init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
 
     @property
     def size(self) -> int:
@@ -72,7 +78,7 @@ class Ranks:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) if is_rank() else 0
         if local and self.nproc and local != self.nproc:
             raise ConfigError(Problem("strategy.nproc", f"{local} processes were started on this machine", self.nproc, f"{local}, or null"))
-        devices = torch.cuda.device_count() if device != "cpu" else 0
+        devices = torch.cuda.device_count() if device != "cpu" and not is_pretended() else 0
         if devices and wanted > devices and not self.share_devices:
             raise ConfigError(
                 Problem(
@@ -94,7 +100,7 @@ class Ranks:
         local = int(os.environ.get("LOCAL_RANK", "0")) if is_rank() else 0
         wanted = self._device_of(device, local)
         backend = self.backend or ("nccl" if wanted.type == "cuda" and not self.share_devices else "gloo")
-        return join(backend=backend, join_timeout_s=self.join_timeout_s, timeout_s=self.timeout_s), wanted
+        return join(backend=backend, join_timeout_s=self.join_timeout_s, timeout_s=self.timeout_s, init_method=self.init_method), wanted
 
     def _device_of(self, device: str, local: int) -> torch.device:
         if device == "cpu" or not is_rank() or not torch.cuda.is_available():

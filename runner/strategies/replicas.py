@@ -80,7 +80,7 @@ class TreeExchange(Exchange):
     def start(self, flat: Flat) -> None:
         number = len(self._started)
         if number == len(self._received):
-            self._received.append(torch.empty_like(flat.tensor))
+            self._received.append(torch.zeros_like(flat.tensor))  # a pretended exchange leaves it as it is
         self._peers.doing = f"exchanging bucket {number} of the gradients"
         work = dist.all_to_all_single(self._received[number], flat.tensor, async_op=True)
         self._started.append((flat, work))
@@ -89,6 +89,7 @@ class TreeExchange(Exchange):
     def _gather(self, *, before: int) -> None:
         for number in range(len(self._gathered), before):
             flat, work = self._started[number]
+            self._peers.doing = f"exchanging bucket {number} of the gradients"
             work.wait()
             rows = self._received[number].view(self.shards, -1)
             for left, right in self._order:
@@ -97,7 +98,8 @@ class TreeExchange(Exchange):
 
     def finish(self) -> list[Flat]:
         self._gather(before=len(self._started))
-        for work in self._gathered:
+        for number, work in enumerate(self._gathered):
+            self._peers.doing = f"gathering the sum of bucket {number} of the gradients"
             work.wait()
         sums = [flat for flat, _ in self._started]
         self._started, self._gathered = [], []
@@ -126,6 +128,10 @@ class Carried(abc.ABC):
     @abc.abstractmethod
     def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
         """Make the sums the parameters' gradients; `touched` is what `close` gave, of all processes."""
+
+    def exchanged(self) -> list[int]:
+        """The bytes of each bucket that goes out."""
+        return []
 
 
 @final
@@ -184,6 +190,9 @@ class Replicas(Carried):
             self._waiting = [set(range(len(bucket.parameters))) for bucket in self._buckets]
         yield
         self._last = False
+
+    def exchanged(self) -> list[int]:
+        return [bucket.length * bucket.parameters[0].element_size() for bucket in self._buckets]
 
     def close(self) -> list[list[bool]]:
         for bucket in self._buckets[: self._sent]:

@@ -8,6 +8,7 @@ import socket
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -18,81 +19,53 @@ from torch.distributed.nn import RemoteModule
 from torch.distributed.optim import DistributedOptimizer
 
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.strategies.base import Forward, Strategy, Tally, added
+from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.peers import Processes
-from samewise.runner.strategies.ranks import Ranks
-from samewise.runner.strategies.stages import Parts, Surroundings, cut, require_one_replica, require_processes
+from samewise.runner.strategies.ranks import RankStrategy
+from samewise.runner.strategies.stages import Parts, Surroundings, cut, require_one_replica, require_places, require_processes
 
 
 @final
-class RPC(Strategy):
+@dataclass(kw_only=True, eq=False)
+class RPC(RankStrategy):
     """The first process drives: its forward pass calls the other stages where they are, and distributed autograd leads its backward pass through them.
 
     One micro-batch after the other, each in an autograd context of its own, so that gradients are added as in one process: its bits.
 
+    Its further settings are those of `Ranks`; `nproc=null` means one for each stage, and `timeout_s` holds for remote calls too.
+
     Args:
         rank_invariant: Says to the fingerprint that the result is that of one process.
         split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.
-        nproc: Processes that `samewise train` starts on this machine; null: one for each stage.
-        backend: gloo or nccl, for what is not said by RPC; null: nccl where each process has a CUDA device of its own, else gloo.
-        share_devices: Let several processes compute on one CUDA device, over gloo.
-        join_timeout_s: Seconds to wait for all processes to arrive.
-        timeout_s: Seconds that a call or an exchange may take before the run ends with an error.
-        max_restarts: How often to start again, from the last checkpoint, when a process dies.
-        grace_s: Seconds that processes have to finish their step and save when the run is asked to stop.
     """
 
-    def __init__(
-        self,
-        *,
-        split: Sequence[str],
-        rank_invariant: bool = True,
-        nproc: int | None = None,
-        backend: str | None = None,
-        share_devices: bool = False,
-        join_timeout_s: float = 60.0,
-        timeout_s: float = 600.0,
-        max_restarts: int = 0,
-        grace_s: float = 120.0,
-    ) -> None:
-        super().__init__()
-        if not split:
-            raise ConfigError(Problem("split", "names no place to cut the model", list(split), "names of submodules", "strategy.split=[layer3]"))
-        self._ranks = Ranks(
-            nproc=nproc,
-            backend=backend,
-            share_devices=share_devices,
-            join_timeout_s=join_timeout_s,
-            timeout_s=timeout_s,
-            max_restarts=max_restarts,
-            grace_s=grace_s,
-        )
-        self._split = list(split)
-        self._timeout_s = timeout_s
-        self._device = torch.device("cpu")
-        self._accumulate = 1
-        self._serving = False
+    pretends = False
 
-    @property
-    def device(self) -> torch.device:
-        return self._device
+    split: Sequence[str]
+    rank_invariant: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_places(self.split)
+        self._serving = False
 
     def processes(self, device: str, replicas: int) -> int:
         require_one_replica("rpc", replicas)
-        wanted = self._ranks.wanted(device, otherwise=len(self._split) + 1)
-        require_processes("rpc", wanted, self._split)
+        wanted = self.wanted(device, otherwise=len(self.split) + 1)
+        require_processes("rpc", wanted, self.split)
         return wanted
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
         self.processes(device, replicas)
-        require_processes("rpc", self._ranks.size, self._split)
-        self.peers, self._device = self._ranks.join(device)
-        self._accumulate = accumulate
+        require_processes("rpc", self.size, self.split)
+        self._meet(device, accumulate)
+
+    def require_fit(self, model: nn.Module) -> None:
+        cut(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.peers, Processes)
-        stages = cut(model, self._split)
+        stages = cut(model, self.split)
         self._parts = Parts(stages, self.peers)
         _here.stage, _here.gradients = Served(stages[self.peers.rank]), Gradients([])
         devices = self.peers.gather(str(self._device))
@@ -108,7 +81,7 @@ class RPC(Strategy):
     def _begin_serving(self, devices: Sequence[str]) -> None:
         assert isinstance(self.peers, Processes)
         self.peers.doing = "beginning to serve remote calls"
-        options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=self._timeout_s, init_method=self.peers.first(_meeting_place))
+        options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=self.timeout_s, init_method=self.peers.first(_meeting_place))
         if self._device.type == "cuda" and self.peers.rank == 0:
             for rank, device in enumerate(devices):
                 if rank > 0:
@@ -252,4 +225,4 @@ def _meeting_place() -> str:
         return "env://"
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return f"tcp://{os.environ['MASTER_ADDR']}:{probe.getsockname()[1]}"
+        return f"tcp://{os.environ.get('MASTER_ADDR') or socket.gethostname()}:{probe.getsockname()[1]}"

@@ -149,6 +149,12 @@ class Parts:
                     buffer.copy_(value)
 
 
+def require_places(split: Sequence[str]) -> None:
+    """Refuse a `split` that names nothing."""
+    if not split:
+        raise ConfigError(Problem("split", "names no place to cut the model", list(split), "names of submodules", "strategy.split=[layer3]"))
+
+
 def require_one_replica(name: str, replicas: int) -> None:
     """Refuse more than one replica: each would need processes of its own."""
     if replicas > 1:

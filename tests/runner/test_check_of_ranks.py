@@ -1,0 +1,67 @@
+"""`samewise check strategy...` tries the set-up of any number of processes in one; and one process replays what hundreds would compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+import torch.distributed as dist
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=none"]
+MANY = ["replicas=512", "batch_size=512", "dataset.samples=512"]
+
+
+def notes(samewise, *overrides: str) -> str:
+    done = samewise("check", *TINY, *overrides, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not dist.is_initialized()
+    assert "RANK" not in os.environ
+    return "\n".join(json.loads(done.stdout)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        (["strategy=elastic", "strategy.nproc=512"], ["512 processes", "rank 0 takes micro-batch 0, rank 511 micro-batch 511", "1 bucket"]),
+        (["strategy=elastic", "strategy.nproc=128"], ["128 processes", "rank 0 takes micro-batches 0 to 3, rank 127 micro-batches 508 to 511"]),
+        (["strategy=ddp", "clip_norm=1"], ["512 processes", "rank 511 micro-batch 511"]),
+    ],
+    ids=["elastic", "several replicas each", "ddp"],
+)
+def test_a_set_up_of_512_ranks_is_tried_within_seconds(samewise, strategy, told) -> None:
+    before = time.process_time()
+    said = notes(samewise, *MANY, *strategy)
+    assert all(words in said for words in told), said
+    assert time.process_time() - before < 20
+
+
+def test_what_512_ranks_cannot_share_is_found(samewise) -> None:
+    done = samewise("check", *TINY, *MANY, "strategy=elastic", "strategy.nproc=384")
+    assert done.returncode == 2
+    assert "384 processes cannot share 512 replicas equally" in done.stderr
+
+
+def test_a_pipeline_s_settings_and_cut_are_checked(samewise) -> None:
+    assert "2 processes" in notes(samewise, "strategy=pipeline", "accumulate=2")
+    done = samewise("check", *TINY, "strategy=pipeline", "strategy.schedule=1f1b")
+    assert done.returncode == 2
+    assert "accumulate=2" in done.stderr
+
+
+def test_one_process_replays_what_512_ranks_would_compute(samewise, tmp_path) -> None:
+    """That one process computes what several do, test_any_number_of_ranks.py says; this one says that 512 are not too many for it."""
+    model = ["model=resnet20_cifar", "model.depth=8", "model.width=2"]
+    overrides = [*MANY, *model, "strategy=elastic", "max_steps=1", f"run_root={tmp_path}"]
+    done = samewise("train", *TINY, *overrides, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["level"] == "R2"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_one_process_with_16_replicas_gives_the_weights_of_two(samewise, tmp_path) -> None:
+    overrides = [*TINY, "replicas=16", "max_steps=6", "strategy=elastic"]
+    one, two = (samewise("train", *overrides, f"strategy.nproc={number}", f"run_root={tmp_path / str(number)}", "--json") for number in (1, 2))
+    assert json.loads(one.stdout)["weights_sha256"] == json.loads(two.stdout)["weights_sha256"]

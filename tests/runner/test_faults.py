@@ -1,0 +1,150 @@
+"""What happens when a process hangs, or its device is lost: the run ends in time and says who, where and in what; or goes on with fewer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from samewise.runner.errors import PeerFailed, TrainingError
+from samewise.runner.strategies.peers import FAILED, Processes
+
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=8",
+    "replicas=4",
+    "batch_size=16",
+    "tracking=none",
+    "callbacks=none",
+    "checkpoint.every_steps=2",
+    "strategy=elastic",
+]
+TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
+
+
+def rank(store: object, number: int, doing: str) -> Processes:
+    peers = Processes(store, rank=number, size=4, local_rank=number, timeout_s=5)
+    peers.PATIENCE_S = 0.3
+    peers.doing = doing
+    return peers
+
+
+def test_a_rank_that_did_not_come_is_named_with_those_that_waited_and_in_what() -> None:
+    store = dist.HashStore()
+    for number in (1, 3):
+        store.set(f"waited/{number}", "exchanging small values at step 7")
+    told = rank(store, 0, "exchanging bucket 2 of the gradients").explained(TIMED_OUT, step=7)
+    assert isinstance(told, TrainingError)
+    assert "rank 2: did not come" in str(told)
+    assert "rank 0 waited 5 s while exchanging bucket 2 of the gradients at step 7" in str(told)
+    assert "ranks 1 and 3 waited 5 s while exchanging small values at step 7" in str(told)
+    assert "strategy.timeout_s" in str(told)
+
+
+def test_ranks_that_all_wait_in_different_exchanges_are_told_so() -> None:
+    store = dist.HashStore()
+    for number in (0, 1, 2):
+        store.set(f"waited/{number}", "exchanging small values at step 7")
+    told = rank(store, 3, "hearing from rank 0").explained(TIMED_OUT, step=8)
+    assert "wait for each other" in str(told)
+    assert "rank 3 waited 5 s while hearing from rank 0 at step 8" in str(told)
+
+
+def test_a_rank_that_waited_does_not_tell_again_what_another_has_told() -> None:
+    store = dist.HashStore()
+    store.set(FAILED, "rank 2 failed: the loss is not finite")
+    told = rank(store, 0, "exchanging small values").explained(TIMED_OUT, step=7)
+    assert isinstance(told, PeerFailed)
+    assert "rank 2 failed" in str(told)
+
+
+@contextlib.contextmanager
+def started(run_root: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "samewise", "train", *TINY, f"run_root={run_root}", *overrides, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        for one in [*ranks_of(process).values(), process]:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                one.kill()
+
+
+def ranks_of(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
+    found: dict[int, psutil.Process] = {}
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children():
+            with contextlib.suppress(psutil.Error, KeyError):
+                if "samewise.runner.launch" in child.cmdline():
+                    found[int(child.environ()["RANK"])] = child
+    return found
+
+
+def wait_for_step(process: subprocess.Popen[str], run_root: Path, step: int) -> None:
+    deadline = time.monotonic() + 200
+    while sum(path.read_bytes().count(b"\n") - 1 for path in run_root.glob("*/*/trace.jsonl")) < step:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "the run makes no progress"
+        time.sleep(0.01)
+
+
+def wait_for_another(process: subprocess.Popen[str], number: int, before: int) -> psutil.Process:
+    """The process that is rank `number` after the one with the id `before`."""
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:
+        found = ranks_of(process).get(number)
+        if found and found.pid != before:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("it was not started again")
+
+
+def weights(samewise, run_root: Path, *overrides: str) -> str:
+    done = samewise("train", *TINY, f"run_root={run_root}", *overrides, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["weights_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_named(tmp_path, stopped) -> None:
+    with started(tmp_path, "strategy.nproc=2", "strategy.timeout_s=6", "max_steps=4000") as process:
+        wait_for_step(process, tmp_path, 3)
+        ranks_of(process)[stopped].send_signal(signal.SIGSTOP)
+        since = time.monotonic()
+        _, said = process.communicate(timeout=200)
+        took = time.monotonic() - since
+    assert process.returncode == 1, said
+    assert f"rank {stopped}: did not come: rank {1 - stopped} waited 6 s while exchanging" in said
+    assert " at step " in said
+    assert "gloo:" in said, "torch's flight recorder names the collective"
+    assert "Traceback" not in said
+    assert took < 75, "the timeout, and the agent's patience with a process that does not react"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rank_that_dies_again_at_once_is_left_out_and_the_result_is_the_same(samewise, tmp_path) -> None:
+    """Its device is lost: killed, started again, and killed before the next checkpoint. Then two processes carry what four did."""
+    overrides = ["max_steps=30", "checkpoint.every_steps=10"]
+    with started(tmp_path / "lost", "strategy.nproc=4", "strategy.max_restarts=5", "strategy.shrink=true", *overrides) as process:
+        wait_for_step(process, tmp_path / "lost", 12)
+        first = ranks_of(process)[3]
+        first.kill()
+        wait_for_another(process, 3, first.pid).kill()
+        output, said = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    assert "rank 3: was killed by SIGKILL" in said
+    assert "with 2 processes" in said
+    assert json.loads(output)["weights_sha256"] == weights(samewise, tmp_path / "alone", "strategy=single", *overrides)
