@@ -231,6 +231,7 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
         if cfg.initialise is not None:
             initialise(model, cfg.initialise)
+    determinism.require_deterministic(model, device, cfg.reproducibility)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)
     return model.to(device)
