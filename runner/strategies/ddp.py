@@ -20,6 +20,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.peers import Pretended, Processes, packed, unpacked
 from samewise.runner.strategies.ranks import OneReplicaEach
+from samewise.runner.strategies.sync_batch_norm import require_batch_norm
 from samewise.runner.strategies.zero import consolidated, sharded
 
 HOOKS = ("fp16", "bf16", "powersgd")
@@ -42,6 +43,7 @@ class DDP(OneReplicaEach):
         powersgd_rank: Rank of PowerSGD's approximation.
         powersgd_start_step: Steps before PowerSGD begins.
         zero: Each process keeps the optimizer's state of its share of the parameters (Rajbhandari et al. 2019, arXiv 1910.02054, first stage).
+        sync_batch_norm: Batch norms take the mean and variance of all processes' samples (torch.nn.SyncBatchNorm); on CUDA devices only.
     """
 
     level = "R0"
@@ -54,6 +56,7 @@ class DDP(OneReplicaEach):
     powersgd_rank: int = 1
     powersgd_start_step: int = 1000
     zero: bool = False
+    sync_batch_norm: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +78,10 @@ class DDP(OneReplicaEach):
     def wrap(self, model: nn.Module) -> nn.Module:
         if not isinstance(self.peers, Processes):
             return model
+        if self.sync_batch_norm:
+            require_batch_norm(model, self._device)
+            if not isinstance(self.peers, Pretended):
+                nn.SyncBatchNorm.convert_sync_batchnorm(model)  # in place: parameters, buffers and their names stay
         self._network = DistributedDataParallel(
             model,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
@@ -98,6 +105,9 @@ class DDP(OneReplicaEach):
         if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
             message = "PowerSGD cannot exchange gradients where a process has no samples, as in an epoch's last batch here"
             raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, "true", "or another strategy.hook"))
+        if self.sync_batch_norm and self._network is not None and not plan.fills_all:
+            message = "batch norms cannot be synchronised where a process has no samples, as in an epoch's last batch here"
+            raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, "true", "or strategy.sync_batch_norm=false"))
         self._with_samples = plan.with_samples(step)
         self._uneven = len({number // self._accumulate for number in self._with_samples}) < self.peers.size
 

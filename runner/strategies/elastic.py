@@ -14,6 +14,7 @@ from samewise.runner.strategies.base import Tally, added
 from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.replicas import Carried, Exchange, NoExchange, OneReplica, Replicas, TreeExchange
+from samewise.runner.strategies.sync_batch_norm import refuse, require_none
 from samewise.runner.strategies.tree import subtrees
 
 
@@ -30,6 +31,7 @@ class Elastic(RankStrategy):
         uneven: Let some processes carry more replicas than others, where the number of processes asks for it; the others wait for them.
         bucket_mb: MiB of gradients that are exchanged at a time.
         overlap: Exchange a bucket as soon as the last backward pass has filled it; else after it.
+        sync_batch_norm: False: batch statistics are each replica's own.
         shrink: Where a process dies again before the next checkpoint, or no restart is left, go on with half as many: to the same bits.
     """
 
@@ -39,10 +41,12 @@ class Elastic(RankStrategy):
     uneven: bool = False
     bucket_mb: float = 25.0
     overlap: bool = True
+    sync_batch_norm: bool = False
     shrink: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse(self.sync_batch_norm, "strategy=elastic")
         if not self.bucket_mb > 0:
             raise ConfigError(Problem("bucket_mb", "must be positive", self.bucket_mb))
         self._parts = [range(1)]
@@ -83,6 +87,7 @@ class Elastic(RankStrategy):
         return [f"gradients go in {len(sizes)} bucket{'s' * (len(sizes) > 1)}, the largest of {max(sizes) / 2**20:.3g} MiB"] if sizes else []
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        require_none(model, "strategy=elastic")
         mine = self._parts[self.peers.rank]
         if self._parts[-1].stop > 1:
             exchange: Exchange = NoExchange()

@@ -11,6 +11,7 @@ from torch import nn
 
 from samewise.runner.strategies.base import Strategy, Tally, added, device_named
 from samewise.runner.strategies.replicas import Carried, NoExchange, OneReplica, Replicas
+from samewise.runner.strategies.sync_batch_norm import refuse
 
 
 @final
@@ -19,12 +20,14 @@ class Single(Strategy):
 
     Args:
         rank_invariant: Says to the fingerprint that how many processes there are does not matter.
+        sync_batch_norm: False: batch statistics are each replica's own.
     """
 
     level = "R2"  # what it computes is what `strategy=elastic` computes on any number of ranks, and both have one fingerprint
 
-    def __init__(self, *, rank_invariant: bool = True) -> None:
+    def __init__(self, *, rank_invariant: bool = True, sync_batch_norm: bool = False) -> None:
         super().__init__()
+        refuse(sync_batch_norm, "strategy=single")
         self._device = torch.device("cpu")
         self._replicas = 1
         self._accumulate = 1

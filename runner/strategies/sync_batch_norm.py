@@ -1,0 +1,35 @@
+"""Batch norm whose statistics are those of all replicas' samples together: torch.nn.SyncBatchNorm, where a strategy can carry it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage] (what torch converts)
+
+from samewise.runner.errors import ConfigError, Problem
+
+HINT = "strategy=ddp strategy.sync_batch_norm=true, on a CUDA device for each replica (level R0); or norms that need no batch, as torch.nn.GroupNorm"
+
+
+def require_batch_norm(model: nn.Module, device: torch.device) -> None:
+    """Raise a ConfigError unless the model's batch norms can be exchanged for torch's SyncBatchNorm: there are some, and the device is CUDA."""
+    if device.type != "cuda":
+        expected = "a CUDA device for each process"
+        raise ConfigError(Problem("strategy.sync_batch_norm", "torch's SyncBatchNorm computes on CUDA devices only", str(device), expected, "device=cuda"))
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ConfigError(Problem("strategy.sync_batch_norm", "the model has no batch norm to synchronise", True, "false"))
+
+
+def refuse(asked: bool, strategy: str) -> None:
+    """Raise a ConfigError where it is asked of a strategy that has none: each replica's statistics are its own, which is why any process can carry it."""
+    if asked:
+        message = f"{strategy} gives each replica batch statistics of its own, so that any number of processes computes the same bits"
+        raise ConfigError(Problem("sync_batch_norm", message, True, "false", HINT))
+
+
+def require_none(model: nn.Module, strategy: str) -> None:
+    """Raise a ConfigError, naming them, where a model has layers that would exchange statistics among processes behind the strategy's back."""
+    found = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
+    if found:
+        message = f"SyncBatchNorm exchanges statistics among processes, but {strategy} promises the same bits on any number of them"
+        raise ConfigError(*(Problem(f"model.{name}".rstrip("."), message, "SyncBatchNorm", "torch.nn.BatchNorm2d", HINT) for name in found))

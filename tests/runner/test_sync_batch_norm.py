@@ -1,0 +1,64 @@
+"""SyncBatchNorm: strategy=ddp converts a model's batch norms, on CUDA; where it cannot be, it is refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from samewise_runner_jobs import run
+from torch import nn
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.strategies.sync_batch_norm import require_batch_norm, require_none
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "callbacks=none", "replicas=2", "batch_size=16"]
+
+
+@pytest.mark.parametrize("strategy", ["single", "elastic"])
+def test_strategies_whose_bits_do_not_depend_on_the_ranks_refuse_it(samewise, strategy, tmp_path):
+    done = samewise("train", *TINY, f"strategy={strategy}", "strategy.sync_batch_norm=true", f"run_root={tmp_path}")
+    assert done.returncode == 2
+    assert f"strategy.sync_batch_norm: strategy={strategy} gives each replica batch statistics of its own" in done.stderr
+    assert "strategy=ddp strategy.sync_batch_norm=true" in done.stderr
+
+
+def test_elastic_refuses_a_model_that_brings_its_own():
+    model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "norms": nn.ModuleList([nn.BatchNorm2d(4), nn.SyncBatchNorm(4)])})
+    with pytest.raises(ConfigError) as refused:
+        require_none(model, "strategy=elastic")
+    assert [problem.path for problem in refused.value.problems] == ["model.norms.1"]
+    require_none(nn.BatchNorm2d(4), "strategy=elastic")
+
+
+def test_without_cuda_it_is_refused_before_training(samewise):
+    done = samewise("check", *TINY, "strategy=ddp", "strategy.sync_batch_norm=true", "device=cpu")
+    assert done.returncode == 2
+    assert "strategy.sync_batch_norm: torch's SyncBatchNorm computes on CUDA devices only" in done.stderr
+
+
+def test_a_model_without_batch_norm_has_nothing_to_synchronise():
+    with pytest.raises(ConfigError, match="no batch norm"):
+        require_batch_norm(nn.GroupNorm(1, 4), torch.device("cuda"))
+    require_batch_norm(nn.Sequential(nn.BatchNorm1d(4)), torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+def test_two_processes_normalise_by_the_whole_batch(tmp_path):
+    """As one process that has the whole batch, within what another order of sums makes; and the same bits again."""
+    ddp = ["strategy=ddp", "replicas=2", "strategy.share_devices=true"]
+    made = {
+        "whole": run(tmp_path / "whole", 1, "strategy=single", "replicas=1", "device=cuda", "max_steps=1"),
+        "apart": run(tmp_path / "apart", 2, *ddp, "device=cuda", "max_steps=1"),
+        "synchronised": run(tmp_path / "synchronised", 2, *ddp, "strategy.sync_batch_norm=true", "device=cuda", "max_steps=1"),
+        "again": run(tmp_path / "again", 2, *ddp, "strategy.sync_batch_norm=true", "device=cuda", "max_steps=1"),
+    }
+    states = {name: torch.load(folder / "checkpoints" / "latest" / "state.pt", weights_only=True)["model"] for name, folder in made.items()}
+    assert list(states["synchronised"]) == list(states["whole"])
+    means = {name: state["bn1.running_mean"] for name, state in states.items()}
+    assert torch.allclose(means["synchronised"], means["whole"], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(means["apart"], means["whole"], rtol=1e-4, atol=1e-6)
+    summaries = {name: json.loads((folder / "summary.json").read_text()) for name, folder in made.items()}
+    assert summaries["synchronised"]["weights_sha256"] == summaries["again"]["weights_sha256"]
+    assert summaries["synchronised"]["level"] == "R0"
