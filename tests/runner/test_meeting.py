@@ -1,0 +1,110 @@
+"""Where the processes of a run meet: MASTER_ADDR and MASTER_PORT, tcp://, file://; over the backends that torch is built with."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.strategies import peers
+from samewise.runner.strategies.elastic import Elastic
+
+
+@pytest.fixture
+def as_rank_0(monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(peers, "_met", {})
+
+
+def refused(init_method: str | None) -> str:
+    peers._met.clear()
+    with pytest.raises(ConfigError) as caught:
+        peers.meeting_point(2.0, init_method)
+    return str(caught.value)
+
+
+def test_a_file_serves_one_job_and_one_that_an_earlier_job_has_left_is_refused(as_rank_0, tmp_path) -> None:
+    place = f"file://{tmp_path}/meet"
+    store = peers.meeting_point(2.0, place)
+    store.set("joined/0", "")
+    assert store.check(["joined/0"])
+    assert "left by another job" in refused(place)
+    assert f"rm {tmp_path}/meet" in refused(place)
+
+
+def test_a_file_that_cannot_be_written_is_refused(as_rank_0) -> None:
+    assert "the file cannot be used: No such file or directory" in refused("file:///nowhere/meet")
+
+
+def test_a_tcp_address_whose_port_is_taken_is_refused_by_the_setting_s_name(as_rank_0) -> None:
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::", 0))
+        taken.listen()
+        told = refused(f"tcp://localhost:{taken.getsockname()[1]}")
+    assert "strategy.init_method: another program uses this port" in told
+
+
+def test_a_tcp_address_that_does_not_answer_is_refused(as_rank_0, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))  # nobody listens
+        told = refused(f"tcp://localhost:{free.getsockname()[1]}")
+    assert "strategy.init_method: rank 0 does not answer within 2 s" in told
+
+
+def test_without_an_address_the_environment_must_give_one(as_rank_0) -> None:
+    assert "the environment lacks MASTER_ADDR, MASTER_PORT" in refused(None)
+
+
+@pytest.mark.parametrize("place", ["ftp://host:1", "tcp://host", "file://relative", "somewhere"])
+def test_what_is_no_place_is_refused_at_once(place) -> None:
+    with pytest.raises(ConfigError, match="is no place to meet"):
+        Elastic(init_method=place)
+
+
+def test_a_backend_that_torch_is_built_without_is_refused_with_those_it_has() -> None:
+    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
+    for name, is_there in there.items():
+        if is_there:
+            Elastic(backend=name)
+        else:
+            with pytest.raises(ConfigError) as caught:
+                Elastic(backend=name)
+            assert f"this torch is built without {name.upper()}" in str(caught.value)
+            assert " or ".join(one for one in there if there[one]) in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+def test_ranks_that_meet_elsewhere_give_the_same_bits(samewise, tmp_path, clean_environment, scheme) -> None:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    place = f"tcp://localhost:{port}" if scheme == "tcp" else f"file://{tmp_path}/meet"
+    tiny = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "replicas=2", "max_steps=4", "tracking=none", "callbacks=none", "strategy=elastic"]
+    command = [sys.executable, "-m", "samewise", "train", *tiny, f"run_root={tmp_path}/two", f"strategy.init_method={place}", "--json"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**clean_environment, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    alone = samewise("train", *tiny, f"run_root={tmp_path}/one", "--json")
+    assert json.loads(said[0][0])["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
+    assert Path(json.loads(said[0][0])["folder"]).name == Path(json.loads(alone.stdout)["folder"]).name
