@@ -10,7 +10,7 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -27,6 +27,7 @@ from hydra.core.utils import JobRuntime
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner import overrides as faults
@@ -141,8 +142,13 @@ def parse(text: str, name: str = "config") -> Composed:
 
 def dump(composed: Composed) -> str:
     """The resolved config as YAML, headed by a line with the choices, for `load`."""
-    plain = OmegaConf.to_yaml(composed.cfg, resolve=True)
-    return f"{_CHOICES}{json.dumps(composed.choices)}\n{plain}"
+    return dump_plain(OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed.choices)
+
+
+def dump_plain(whole: Any, choices: Mapping[str, str]) -> str:
+    """The same of a config that is plain already."""
+    text = yaml.dump(whole, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper())
+    return f"{_CHOICES}{json.dumps(choices)}\n{text}"
 
 
 _CHOICES = "# choices: "

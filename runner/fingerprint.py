@@ -49,13 +49,21 @@ REPORTING = re.compile(r"^samewise\.runner\.callbacks\.(progress|throughput|lear
 
 def fingerprint(cfg: DictConfig) -> str:
     """The sha256 of `identity`, in hexadecimal (64 digits)."""
-    text = json.dumps(identity(cfg), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return fingerprint_of(cast(dict[str, Any], plain(cfg)))
+
+
+def fingerprint_of(whole: dict[str, Any]) -> str:
+    """The same of a config that `plain` has made plain."""
+    text = json.dumps(_identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:
     """The resolved config less what cannot change a result and less this machine's paths. A value that is still missing is `???`."""
-    whole = cast(dict[str, Any], plain(cfg))
+    return _identity(cast(dict[str, Any], plain(cfg)))
+
+
+def _identity(whole: dict[str, Any]) -> dict[str, Any]:
     strategy: Any = whole.get("strategy")
     callbacks: Any = whole.get("callbacks")
     initialise: Any = whole.get("initialise")

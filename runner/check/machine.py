@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 from samewise.runner.errors import Problem
 
 
-def problems(cfg: DictConfig) -> list[Problem]:
-    """What every rule below finds."""
-    return [problem for rule in RULES for problem in rule(cfg)]
+def problems(cfg: DictConfig, *, elsewhere: bool = False) -> list[Problem]:
+    """What every rule below finds; `elsewhere`: those that hold for a machine that only hands the run on to others."""
+    return [problem for rule in (ANYWHERE if elsewhere else RULES) for problem in rule(cfg)]
 
 
 def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
@@ -35,4 +35,5 @@ def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
         yield Problem("device", f"is not there: {why}", "cuda", "auto or cpu", "`samewise doctor` says more")
 
 
-RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written, device_is_there)
+ANYWHERE: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written,)
+RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, device_is_there)

@@ -78,7 +78,8 @@ def start(args: argparse.Namespace) -> int:
     folder.write_facts({**folder.facts, **_facts(given, project, shared, folder)})
     with folder.locked():
         launcher.open(folder)
-        total = len(list(sweeper.settings())) * max(1, len(space.seeds)) if sweeper.listed else None
+        settings = sweeper.count()
+        total = settings * max(1, len(space.seeds)) if settings is not None else None
         watcher = Watcher(folder, total=total)
         sweep = Sweep(folder, space, sweeper, launcher, Composer(project), project, watcher, retry_failed=getattr(args, "retry_failed", False))
         try:
@@ -170,10 +171,10 @@ def _list(space: Space, sweeper: Any, folder: SweepFolder, project: Project) -> 
 
     if not sweeper.listed:
         raise ConfigError(Problem("sweeper", "learns from what has been tried: its points cannot be listed", type(sweeper).__name__, hint="sweeper=grid"))
-    made = composed_points(list(sweeper.settings()), space, folder, Composer(project), first=0, tags={})
+    made = composed_points(list(sweeper.settings()), space, folder, Composer(project), first=0)
     require_sound(made, project)
-    for point, _ in made:
-        print(f"{point.number + 1:>4}  {point.fingerprint[:12]}  {point.label}")
+    for one in made:
+        print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
     print(f"{len(made)} points, nothing wrong with any", file=sys.stderr)
     return 0
 

@@ -29,6 +29,7 @@ class Job:
         threads: Cores that it keeps busy: the threads of all of its processes, and its loader's workers.
         processes: How many ranks it starts.
         wants_gpu: Whether it would compute on CUDA devices where there are some: one for each process.
+        spread: On several machines: "each", `processes` on each of them; "whole", `processes` in all; None, it cannot be.
         environment: The variables that must be set before torch is imported, and those by which it reports to the sweeper.
     """
 
@@ -38,6 +39,7 @@ class Job:
     threads: int = 1
     processes: int = 1
     wants_gpu: bool = False
+    spread: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -66,10 +68,17 @@ class Standing(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Seen:
-    """A launcher's word of a job: where it stands, and why, where that is not plain ("CANCELLED by 0", "killed by SIGKILL")."""
+    """A launcher's word of a job.
+
+    Args:
+        standing: Where it stands.
+        reason: Why, where that is not plain: "CANCELLED", "killed by SIGKILL".
+        failed: It is gone for a reason of its own, and would be again.
+    """
 
     standing: Standing
     reason: str = ""
+    failed: bool = False
 
 
 class Launcher(abc.ABC):

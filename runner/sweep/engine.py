@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from types import FrameType
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Standing
 from samewise.runner.project import Project
-from samewise.runner.sweep.folder import Point, SweepFolder
+from samewise.runner.sweep.folder import Point, SweepFolder, label
 from samewise.runner.sweep.points import Composer, composed_points, require_sound, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
 from samewise.runner.sweep.results import ENDED, Outcome, State, outcome
@@ -54,6 +54,8 @@ class Sweep:
     _todo: deque[Point] = field(default_factory=deque[Point])
     _running: dict[int, tuple[Point, Job]] = field(default_factory=dict[int, tuple[Point, Job]])
     _told: set[int] = field(default_factory=set[int])
+    _pruned: set[int] = field(default_factory=set[int])
+    _starts: Counter[int] = field(default_factory=Counter[int])
     _stopping: int = 0
 
     def prepare(self) -> int:
@@ -68,21 +70,27 @@ class Sweep:
         known = self.folder.points()
         if self.sweeper.listed:
             settings = list(self.sweeper.settings())
-            seeds = max(1, len(self.space.seeds))
-            self._add(settings[len(known) // seeds :], known)
-            self._points = self.folder.points()[: len(settings) * seeds]
+            self._add(settings[len(known) // self._seeds :], known, some=len(known) % self._seeds)
+            self._points = self.folder.points()[: len(settings) * self._seeds]
         else:
             self._points = known
+            some = len(known) % self._seeds  # a crash has left a setting without the rest of its seeds
+            if some:
+                self._add([Setting(known[-1].setting, known[-1].values)], known, some=some)
+        self._pruned = {point.setting for point in self._points if self.folder.word(point.number).get("pruned")}
         firsts = set(same_runs(self._points).values())
         standing = self.launcher.look([point.number for point in self._points]) if self.launcher.detached else {}
         for point in self._points:
-            now = outcome(self.folder, point, standing.get(point.number))
+            now = self._settled(outcome(self.folder, point, standing.get(point.number)))
             if now.state is State.failed and self.retry_failed:
                 self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None)
             elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
-                self.watcher.found(now)
+                if now.state in ENDED:
+                    self.watcher.found(now)
+                else:
+                    self._running[point.number] = (point, self._job(point))
                 continue
-            if point.number in firsts:
+            if point.number in firsts or not self.sweeper.listed:
                 self._todo.append(point)
         return len(self._todo)
 
@@ -124,28 +132,56 @@ class Sweep:
                 return
             if not self._todo and not self._ask():
                 return
-            batch = [self._todo.popleft() for _ in range(len(self._todo) if room is None else min(room, len(self._todo)))]
+            batch = self._next(room)
+            if not batch:
+                return
             jobs = [self._job(point) for point in batch]
             self._running |= {point.number: (point, job) for point, job in zip(batch, jobs, strict=True)}
+            self._starts.update(point.number for point in batch)
             self.launcher.submit(jobs)
+
+    def _next(self, room: int | None) -> list[Point]:
+        """Up to `room` points to start now. One that is the same experiment as one that runs waits for it, and then has its result."""
+        busy, found = {point.folder for point, _ in self._running.values()}, list[Point]()
+        for point in list(self._todo):
+            if room is not None and len(found) >= room:
+                break
+            if point.folder not in busy:
+                busy.add(point.folder)
+                found.append(point)
+                self._todo.remove(point)
+        return found
 
     def _ask(self) -> bool:
         """Have the sweeper name one more setting. False where there is none for now."""
         setting = None if self.sweeper.listed else self.sweeper.ask()
         if setting is None:
             return False
-        self._todo.extend(self._add([setting], self._points))
+        try:
+            self._todo.extend(self._add([setting], self._points))
+        except ConfigError as error:
+            if not self._points:
+                raise
+            said = "; ".join(str(problem).splitlines()[0] for problem in error.problems)
+            self.watcher.say(f"{label(setting.values)}  cannot be run: {said}", "bold red")
+            self.sweeper.tell(setting, Result("failed"))
+            return self._ask()
         return True
 
-    def _add(self, settings: Sequence[Setting], known: Sequence[Point]) -> list[Point]:
-        made = composed_points(settings, self.space, self.folder, self.composer, first=len(known), tags={})
-        require_sound(made, self.project)
+    def _add(self, settings: Sequence[Setting], known: Sequence[Point], *, some: int = 0) -> list[Point]:
+        """Compose, check and write down the points of further settings, of the first of which `some` are known already."""
+        made = composed_points(settings, self.space, self.folder, self.composer, first=len(known) - some)[some:]
+        require_sound(made, self.project, elsewhere=self.launcher.detached)
         write_configs(made, self.folder)
-        points = [point for point, _ in made]
+        points = [one.point for one in made]
         self.folder.add_points(points)
         if known is self._points:
             self._points.extend(points)
         return points
+
+    @property
+    def _seeds(self) -> int:
+        return max(1, len(self.space.seeds))
 
     def _collect(self) -> None:
         """Take note of the jobs that have ended."""
@@ -156,17 +192,36 @@ class Sweep:
             point, _ = self._running.pop(number)
             if "ended" not in self.folder.word(number) and known.reason:
                 self.folder.note(number, reason=known.reason)
-            now = outcome(self.folder, point, known)
+            now = self._settled(outcome(self.folder, point, known))
             silent = now.state is State.interrupted and "ended" not in self.folder.word(number)
-            if silent and not self._stopping and now.tries < MOST_TRIES:
+            if silent and not self.launcher.detached and not self._stopping and self._starts[number] < MOST_TRIES:
                 self.watcher.again(now)
                 self._todo.appendleft(point)
                 continue
             self.watcher.ended(now)
+            if now.state is State.pruned:
+                self._drop_seeds(point)
         self._tell_ended()
 
+    def _drop_seeds(self, pruned: Point) -> None:
+        """What is unpromising with one seed is not tried with the others."""
+        if pruned.setting in self._pruned:
+            return
+        self._pruned.add(pruned.setting)
+        for point in [point for point in self._todo if point.setting == pruned.setting]:
+            self._todo.remove(point)
+            self.watcher.ended(self._settled(outcome(self.folder, point)))
+        self.launcher.cancel([number for number, (point, _) in self._running.items() if point.setting == pruned.setting])
+
+    def _settled(self, now: Outcome) -> Outcome:
+        """A point that would go on counts as pruned where its setting is."""
+        if now.state in ENDED or now.point.setting not in self._pruned:
+            return now
+        self.folder.note(now.point.number, pruned="as it was with another seed")
+        return outcome(self.folder, now.point)
+
     def _tell_ended(self) -> None:
-        """Tell the sweeper of settings of which every seed has ended."""
+        """Tell the sweeper of settings of which every seed has ended. What was interrupted goes on when the sweep does, and is told then."""
         if self.sweeper.listed:
             return
         by_setting = dict[int, list[Point]]()
@@ -177,7 +232,7 @@ class Sweep:
             if number in self._told or any(point.number in pending for point in points):
                 continue
             ends = [outcome(self.folder, point) for point in points]
-            if self._stopping and any(one.state not in ENDED for one in ends):
+            if any(one.state not in ENDED for one in ends):
                 continue
             self._told.add(number)
             self.sweeper.tell(Setting(number, points[0].values), _together(ends))
@@ -185,16 +240,16 @@ class Sweep:
     def _job(self, point: Point) -> Job:
         seed = (self.space.seeds or (None,)).index(point.seed)
         variables = {**point.needs["variables"], **self.sweeper.variables(Setting(point.setting, point.values), seed)}
-        needs = {name: point.needs[name] for name in ("threads", "processes", "wants_gpu")}
+        needs = {name: point.needs[name] for name in ("threads", "processes", "wants_gpu", "spread")}
         return Job(point.number, point.label, self.folder.path, environment=variables, **needs)
 
 
 def _together(ends: Sequence[Outcome]) -> Result:
     """A setting's result from its seeds'."""
-    for state in (State.failed, State.interrupted, State.pruned):
+    for state in (State.failed, State.pruned):
         if any(one.state is state for one in ends):
             known = [one.best for one in ends if one.best]
-            return Result("failed" if state is State.interrupted else state.value, dict(known[-1]) if known else {})
+            return Result(state.value, dict(known[-1]) if known else {})
     metrics = dict[str, float]()
     for prefix, several in (("", [one.best for one in ends]), ("final/", [one.final for one in ends])):
         for name in several[0]:

@@ -6,18 +6,19 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from samewise.runner import overrides as faults
-from samewise.runner.compose import Composed, chosen_in, compose, config_loader, groups, root_config, without_hydra
+from samewise.runner.compose import Composed, chosen_in, compose, config_loader, dump_plain, groups, root_config, without_hydra
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.fingerprint import plain
+from samewise.runner.fingerprint import fingerprint_of, flat, plain
 from samewise.runner.project import Project
 from samewise.runner.sweep.folder import Point, SweepFolder
 from samewise.runner.sweep.space import Space
@@ -39,7 +40,7 @@ class Composer:
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
 
     def compose(self, given: Sequence[str]) -> Composed:
-        """As `compose.compose`, with what is wrong as its `problems`."""
+        """As `compose.compose`, with what is wrong as its `problems`; interpolations are not looked at."""
         try:
             read = self._parser.parse_overrides(list(given))
             of_groups = [override for override in read if override.key_or_group in self._groups and not isinstance(override.value(), dict)]
@@ -49,12 +50,13 @@ class Composer:
             ConfigLoaderImpl._apply_overrides_to_config(rest, cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls at this point)
         except faults.FAILURES:
             return compose(given, project=self._project, strict=False)  # tells what is wrong
-        return Composed(cfg, dict(choices), tuple(given), self._project, tuple(faults.unresolvable(cfg)))
+        return Composed(cfg, dict(choices), tuple(given), self._project)
 
     def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
         if chosen not in self._bases:
             cfg = root_config(self._loader, chosen)
-            self._bases[chosen] = (without_hydra(cfg), chosen_in(cfg))
+            choices = chosen_in(cfg)
+            self._bases[chosen] = (without_hydra(cfg), choices)
         return self._bases[chosen]
 
 
@@ -76,9 +78,22 @@ def identity(space: Space, project: Project, *, sweeper: Mapping[str, Any]) -> t
     return f"{'experiments' if varied else shared.name}-{digest}", shared
 
 
-def composed_points(
-    settings: Sequence[Setting], space: Space, folder: SweepFolder, composer: Composer, *, first: int, tags: Mapping[str, str]
-) -> list[tuple[Point, Composed]]:
+@dataclass(frozen=True)
+class Made:
+    """A point that has been composed.
+
+    Args:
+        point: What is written down of it.
+        composed: Its config, with what was wrong.
+        whole: The config as plain values: resolving it takes longer than all else, and is done once.
+    """
+
+    point: Point
+    composed: Composed
+    whole: dict[str, Any]
+
+
+def composed_points(settings: Sequence[Setting], space: Space, folder: SweepFolder, composer: Composer, *, first: int) -> list[Made]:
     """The points of some settings, each with every seed, in order.
 
     Args:
@@ -87,72 +102,73 @@ def composed_points(
         folder: The sweep's, whose id the runs are tagged with.
         composer: Composes.
         first: The number of the first point.
-        tags: Further tags of every run.
     """
-    made = list[tuple[Point, Composed]]()
+    made = list[Made]()
     for setting in settings:
         for seed in space.seeds or (None,):
             overrides = space.at({**setting.values, **({"seed": seed} if seed is not None else {})})
-            composed = composer.compose(overrides)
-            number = first + len(made)
-            cfg = composed.cfg
-            point = Point(
-                number,
-                setting.number,
-                seed,
-                dict(setting.values),
-                list(overrides),
-                composed.name,
-                composed.fingerprint,
-                str(composed.folder.path),
-                str(cfg.evaluate.monitor),
-                str(cfg.evaluate.mode.value),
-                _needs(cfg),
-            )
-            made.append((point, _tagged(composed, point, folder, tags)))
+            made.append(_made(first + len(made), setting, seed, overrides, folder, composer.compose(overrides)))
     return made
 
 
-def _needs(cfg: Any) -> dict[str, Any]:
+def _made(number: int, setting: Setting, seed: str | None, overrides: Sequence[str], folder: SweepFolder, composed: Composed) -> Made:
+    whole = cast(dict[str, Any], plain(composed.cfg))
+    if not composed.problems and any(isinstance(value, str) and "${" in value for _, value in flat(whole)):
+        composed = dataclasses.replace(composed, problems=tuple(faults.unresolvable(composed.cfg)))
+    identity = fingerprint_of(whole)
+    run = Path(whole["run_root"]) / composed.name / identity[:12]
+    evaluate = whole["evaluate"]
+    values = dict(setting.values)
+    point = Point(
+        number, setting.number, seed, values, list(overrides), composed.name, identity, str(run), evaluate["monitor"], evaluate["mode"], _needs(whole)
+    )
+    whole["tracking"] = _tagged(whole["tracking"], composed.name, point, folder)
+    return Made(point, composed, whole)
+
+
+def _needs(whole: Mapping[str, Any]) -> dict[str, Any]:
     """What its job needs of a machine."""
-    strategy = cfg.strategy
-    processes = int(strategy.get("nproc") or (1 if strategy.get("rank_invariant") else cfg.replicas))
+    strategy: Any = whole["strategy"] if isinstance(whole["strategy"], dict) else {}
+    processes = int(strategy.get("nproc") or (1 if strategy.get("rank_invariant") else whole["replicas"]))
     return {
-        "threads": processes * (int(cfg.reproducibility.threads) + int(cfg.loader.num_workers)),
+        "threads": processes * (int(whole["reproducibility"]["threads"]) + int(whole["loader"]["num_workers"])),
         "processes": processes,
-        "wants_gpu": str(cfg.device.value) != "cpu",
-        "variables": {str(name): str(value) for name, value in cfg.reproducibility.variables.items()},
+        "wants_gpu": whole["device"] != "cpu",
+        "spread": _spread(strategy),
+        "variables": {str(name): str(value) for name, value in whole["reproducibility"]["variables"].items()},
     }
 
 
-def _tagged(composed: Composed, point: Point, folder: SweepFolder, tags: Mapping[str, str]) -> Composed:
+def _spread(strategy: Mapping[str, Any]) -> str | None:
+    """How a run's processes lie on several machines, as in `launchers.base.Job`."""
+    if "nproc" not in strategy:
+        return None
+    return "each" if strategy["nproc"] or strategy.get("rank_invariant") else "whole"
+
+
+def _tagged(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepFolder) -> dict[str, Any]:
     """With the names by which the run is found in MLflow; they change no result."""
-    cfg = composed.cfg
-    if cfg.tracking.run_name is None:
-        cfg.tracking.run_name = f"{composed.name} {point.label}"
-    cfg.tracking.tags = {**cfg.tracking.tags, "sweep": folder.id, "sweep.point": str(point.number), "sweep.setting": str(point.setting), **tags}
-    return dataclasses.replace(composed, cfg=cfg)
+    tags = {**tracking["tags"], "sweep": folder.id, "sweep.point": str(point.number), "sweep.setting": str(point.setting)}
+    return {**tracking, "run_name": tracking["run_name"] or f"{name} {point.label}", "tags": tags}
 
 
-def problems_of(points: Sequence[tuple[Point, Composed]], project: Project) -> list[Problem]:
-    """Everything that is wrong with any of the points, each thing once, with how many points have it. Imports torch."""
+def problems_of(points: Sequence[Made], project: Project, *, elsewhere: bool = False) -> list[Problem]:
+    """Everything that is wrong with any of the points, each thing once, with how many points have it; `elsewhere`: they run on other machines. Imports torch."""
     from samewise.runner.check import components, machine, settings
 
     found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
     seen = dict[str, list[Problem]]()
-    for point, composed in points:
-        whole = plain(composed.cfg)
-        of_components = [*components.required_are_there(whole), *_once(seen, whole, lambda some: components.problems_in(some, project))]
-        local = [*composed.problems, *settings.problems_in(whole), *of_components]
-        for problem in local:
-            found.setdefault((problem.path, problem.message), []).append((point, problem))
-    for _, composed in points[:1]:
-        for problem in machine.problems(composed.cfg):
-            found.setdefault((problem.path, problem.message), []).append((points[0][0], problem))
+    for made in points:
+        of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, lambda some: components.problems_in(some, project))]
+        for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
+            found.setdefault((problem.path, problem.message), []).append((made.point, problem))
+    for made in points[:1]:
+        for problem in machine.problems(made.composed.cfg, elsewhere=elsewhere):
+            found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     return [_counted(each, len(points)) for each in found.values()]
 
 
-def _once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Any) -> list[Problem]:
+def _once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Callable[[Mapping[str, Any]], list[Problem]]) -> list[Problem]:
     """What `find` says of the parts of a config, each different part looked at once."""
     found = list[Problem]()
     for key, part in whole.items():
@@ -164,17 +180,26 @@ def _once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Any) -
 
 
 def _counted(each: Sequence[tuple[Point, Problem]], points: int) -> Problem:
-    (first, problem), count = each[0], len(each)
+    (first, problem), count = each[0], len({point.number for point, _ in each})
     where = "every point" if count == points else f"{count} of {points} points, first {first.label}"
     return problem if points == 1 else dataclasses.replace(problem, message=f"{problem.message} (in {where})")
 
 
-def write_configs(points: Sequence[tuple[Point, Composed]], folder: SweepFolder) -> None:
-    """Keep each point's resolved config, so that what is edited later changes nothing."""
-    from samewise.runner.compose import dump
+def require_sound(points: Sequence[Made], project: Project, *, elsewhere: bool = False) -> None:
+    """Raise everything that is wrong with the points.
 
-    for point, composed in points:
-        folder.config(point.number).write_text(dump(composed), encoding="utf-8")
+    Raises:
+        ConfigError: something is.
+    """
+    found = problems_of(points, project, elsewhere=elsewhere)
+    if found:
+        raise ConfigError(*found)
+
+
+def write_configs(points: Sequence[Made], folder: SweepFolder) -> None:
+    """Keep each point's resolved config, so that what is edited later changes nothing."""
+    for made in points:
+        folder.config(made.point.number).write_text(dump_plain(made.whole, made.composed.choices), encoding="utf-8")
 
 
 def same_runs(points: Sequence[Point]) -> dict[str, int]:
@@ -183,14 +208,3 @@ def same_runs(points: Sequence[Point]) -> dict[str, int]:
     for point in points:
         first.setdefault(str(Path(point.folder)), point.number)
     return first
-
-
-def require_sound(points: Sequence[tuple[Point, Composed]], project: Project) -> None:
-    """Raise everything that is wrong with the points.
-
-    Raises:
-        ConfigError: something is.
-    """
-    found = problems_of(points, project)
-    if found:
-        raise ConfigError(*found)

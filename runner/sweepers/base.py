@@ -9,6 +9,10 @@ from pathlib import Path
 
 from samewise.runner.sweep.space import Space
 
+REPORTER = "SAMEWISE_REPORTER"
+"""A variable of a job's environment: a `samewise.runner.interfaces.Callback`, as JSON with a `_target_`, made in the job's process. It tells the sweeper how
+the run goes and may ask it to stop; it is in no config, so it changes no experiment."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -29,8 +33,8 @@ class Result:
 
     Args:
         state: "finished"; "pruned", where a run was stopped as unpromising; "failed", where any run failed.
-        metrics: Means over its seeds of the metrics at the step that was best by `evaluate.monitor`, and with the prefix `final/` of the last; empty where there
-            are none.
+        metrics: Means over its seeds of the metrics at the step that was best by `evaluate.monitor`, and with the prefix `final/` of the last; empty where
+            there are none.
     """
 
     state: str
@@ -61,15 +65,22 @@ class Sweeper(abc.ABC):
     def settings(self) -> Iterable[Setting]:
         """All settings, in the order of trying; those asked for so far, where the sweeper is not `listed`."""
 
+    def count(self) -> int | None:
+        """How many settings there will be; None where that is not known."""
+        return len(list(self.settings())) if self.listed else None
+
     def ask(self) -> Setting | None:
         """The next setting to try; None where there is none for now. Asked of sweepers that are not `listed`."""
         return None
 
     def tell(self, setting: Setting, result: Result) -> None:
-        """What became of a setting. Told to sweepers that are not `listed`."""
+        """What became of a setting; when the sweep goes on, of those that have ended before once more. Told to sweepers that are not `listed`."""
 
     def variables(self, setting: Setting, seed: int) -> Mapping[str, str]:
-        """Environment variables for the run of a setting with its `seed`-th seed, by which it may report while it trains. Default: none."""
+        """Environment variables for the run of a setting with its `seed`-th seed, by which it may report while it trains: `REPORTER`.
+
+        Their names begin with SAMEWISE_. Default: none.
+        """
         return {}
 
     def close(self) -> None:

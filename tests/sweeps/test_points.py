@@ -1,0 +1,79 @@
+"""The points of a sweep: composed as `train` composes them, checked all before any starts, and named so that they can be told apart."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from samewise.runner.compose import compose, dump, dump_plain, parse
+from samewise.runner.errors import ConfigError
+from samewise.runner.fingerprint import plain
+from samewise.runner.project import Project
+from samewise.runner.sweep.folder import SweepFolder, label
+from samewise.runner.sweep.points import Composer, composed_points, identity, require_sound
+from samewise.runner.sweep.space import read
+from samewise.runner.sweepers.grid import Grid
+
+BARE = Project(Path(__file__).parent)
+
+
+def points(tmp_path: Path, *given: str):
+    space = read(given, project=BARE)
+    grid = Grid()
+    grid.open(space, tmp_path, monitor="valid/loss", mode="min")
+    return composed_points(list(grid.settings()), space, SweepFolder(tmp_path / "digits-1"), Composer(BARE), first=0)
+
+
+def test_a_point_is_the_experiment_that_its_overrides_give(tmp_path: Path) -> None:
+    given = ("experiment=resnet18_digits,retinanet_bccd", "optimizer.lr=0.1,0.2", "callbacks=[default],[default,ema]", "seed=range(2)")
+    for made in points(tmp_path, *given)[::3]:
+        alone = compose(made.point.overrides, project=BARE)
+        assert made.point.fingerprint == alone.fingerprint
+        assert made.point.folder == str(alone.folder.path)
+        assert dump(made.composed) == dump(alone)
+        same = parse(dump_plain({**made.whole, "tracking": plain(alone.cfg.tracking)}, made.composed.choices))
+        assert same.fingerprint == alone.fingerprint
+        assert dump(same) == dump(alone)
+
+
+def test_runs_are_named_by_what_varies(tmp_path: Path) -> None:
+    first, *_ = points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "seed=3,4")
+    assert first.point.label == "lr=0.1 seed=3"
+    assert first.whole["tracking"]["run_name"] == "resnet18_digits lr=0.1 seed=3"
+    assert first.whole["tracking"]["tags"] == {"sweep": "digits-1", "sweep.point": "0", "sweep.setting": "0"}
+    assert label({"optimizer.lr": "1", "scheduler.lr": "2"}) == "optimizer.lr=1 scheduler.lr=2"
+    assert label({}) == "as it is"
+
+
+def test_everything_wrong_with_any_point_is_told_before_any_starts(tmp_path: Path) -> None:
+    found = points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=0.1,-1,fast", "batch_size=64,0", "+model.depth=1,2")
+    with pytest.raises(ConfigError) as caught:
+        require_sound(found, BARE)
+    told = {problem.path: problem for problem in caught.value.problems}
+    assert set(told) == {"optimizer.lr", "batch_size", "model.depth"}
+    assert "6 of 12 points, first lr=0.1 batch_size=0" in told["batch_size"].message
+    assert "every point" in told["model.depth"].message
+
+
+def test_the_same_command_is_the_same_sweep() -> None:
+    def name(*given: str, **sweeper: object) -> str:
+        return identity(read(given, project=BARE), BARE, sweeper=sweeper)[0]
+
+    first = name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2")
+    assert name("optimizer.lr=0.1,0.2", "experiment=resnet18_digits", "run_root=elsewhere", "launcher.jobs=3") == first
+    assert first.startswith("resnet18_digits-")
+    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.3") != first
+    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "max_epochs=3") != first
+    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", seed=1) != first
+    assert name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2", trials=30) == first
+
+
+def test_a_thousand_points_are_composed_and_checked_within_a_minute(tmp_path: Path) -> None:
+    """A limit that the product promises; it takes about a quarter of it on an idle core."""
+    began = time.process_time()
+    found = points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=range(0.01,0.11,0.01)", "optimizer.momentum=range(0,1,0.1)", "seed=range(10)")
+    require_sound(found, BARE)
+    assert len(found) == 1000
+    assert time.process_time() - began < 60
