@@ -85,7 +85,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         recipe=recipe,
         model=model,
         network=network,
-        phases=_phases(recipe, model, optimizers),
+        phases=_phases(recipe, model, optimizers, strategy),
         schedule=schedule,
         precision=precision,
         strategy=strategy,
@@ -101,7 +101,14 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         evaluate=_plain(cfg.evaluate),
         checkpoint=_plain(cfg.checkpoint),
         log_every_steps=cfg.tracking.log_every_steps,
-        trace=Trace(folder.trace, model, every_steps=cfg.trace.every_steps, layers_every_steps=cfg.trace.layers_every_steps),
+        trace=Trace(
+            folder.trace,
+            model,
+            digests_of=strategy.digests,
+            shards=strategy.shards,
+            every_steps=cfg.trace.every_steps,
+            layers_every_steps=cfg.trace.layers_every_steps,
+        ),
         checkpoints=_checkpoints(cfg, folder),
         to_device=mover(strategy.device, channels_last=channels_last),
     )
@@ -237,11 +244,11 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
     return model.to(device)
 
 
-def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> list[TrainingPhase]:
+def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy) -> list[TrainingPhase]:
     trained = {name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} for name, optimizer in optimizers.items()}
     return [
-        TrainingPhase(number, phase, optimizers[phase.name], [one for one in model.parameters() if one.requires_grad and id(one) not in trained[phase.name]])
-        for number, phase in enumerate(recipe.phases)
+    others = {name: [one for one in model.parameters() if one.requires_grad and id(one) not in mine] for name, mine in trained.items()}
+        TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.total_norm) for number, phase in enumerate(recipe.phases)
     ]
 
 

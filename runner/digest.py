@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from struct import pack
 
 import numpy as np
@@ -72,9 +72,20 @@ def _memory(tensor: Tensor) -> memoryview:
     return dense.numpy().data.cast("B") if dense.numel() else memoryview(b"")
 
 
-def state_digest(state: Mapping[str, Tensor]) -> int:
-    """xxh3 of a whole state_dict, in its order: what a trace's `weights` is, for a checkpoint."""
-    return combined(digests(state.values()))
+def state_digest(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = ()) -> int:
+    """xxh3 of a whole state_dict, in its order: what a trace's `weights` is, for a checkpoint.
+
+    Args:
+        state: Names to tensors.
+        shards: Into how many parts of the first dimension (as torch.chunk cuts) those of `sharded` were cut, each digested by itself.
+        sharded: Names.
+    """
+    return combined([combined(_of_shards(one, shards)) if shards > 1 and name in sharded else digests([one])[0] for name, one in state.items()])
+
+
+def _of_shards(tensor: Tensor, shards: int) -> list[int]:
+    cut = list(tensor.chunk(shards))
+    return digests([*cut, *[tensor[:0]] * (shards - len(cut))])
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:

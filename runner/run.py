@@ -41,6 +41,8 @@ class TrainingPhase:
     optimizer: Optimizer
     others: Sequence[nn.Parameter] = ()
     """The parameters that only other phases train."""
+    total_norm: Callable[[Sequence[Tensor]], Tensor] = nn.utils.get_total_norm
+    """The 2-norm of some gradients together."""
 
     @contextmanager
     def training(self) -> Generator[None]:
@@ -66,7 +68,7 @@ class TrainingPhase:
                 gradient.mul_(1.0 / tally.weight)
         if clip_norm is None:
             return None
-        norm = nn.utils.get_total_norm(gradients)
+        norm = self.total_norm(gradients)
         scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
         for gradient in gradients:
             gradient.mul_(scale)
@@ -238,7 +240,7 @@ class Run:
         self._send()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs: named tensors and plain values."""
+        """What a resumed run needs: named tensors and plain values. A sharded tensor is this process's shard."""
         return {
             "step": self.step,
             "evaluated": self.evaluated,
@@ -268,14 +270,14 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint, and make what was logged up to it durable."""
-        state = self.state()
+        state = self.strategy.whole(self.state())
         if self.strategy.is_main:
             self.tracker.checkpointed(self.step)
             self.checkpoints.save(self.step, state, {**self.metrics} if self.evaluated == self.step else {})
         self.saved = self.step
 
     def weights_sha256(self) -> str:
-        return weights_sha256(self.model.state_dict())
+        return weights_sha256(self.strategy.whole(self.model.state_dict()))
 
     def summary(self) -> dict[str, Any]:
         """How the run ended, as in summary.json."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import pack
 from typing import Any, BinaryIO
 
-from torch import nn
+from torch import Tensor, nn
 
 from samewise.runner.digest import combined, digests, value_digest
 
@@ -33,12 +33,25 @@ class Trace:
     Args:
         path: The file.
         model: Its parameters' gradients, and its state, are digested.
+        digests_of: Gives a digest for each of some tensors, on the process that writes; all processes call it.
+        shards: Into how many parts each parameter was cut for that.
         every_steps: Record every so many steps; 0: never.
         layers_every_steps: Record a digest for each parameter every so many steps; 0: never.
     """
 
-    def __init__(self, path: Path, model: nn.Module, *, every_steps: int = 1, layers_every_steps: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        model: nn.Module,
+        *,
+        digests_of: Callable[[Sequence[Tensor | None]], list[int]] = digests,
+        shards: int = 1,
+        every_steps: int = 1,
+        layers_every_steps: int = 1,
+    ) -> None:
         self._path = path
+        self._digests = digests_of
+        self._shards = {"shards": shards} if shards > 1 else {}
         self._every = every_steps
         self._layers_every = layers_every_steps
         self._parameters = list(model.parameters())
@@ -56,22 +69,24 @@ class Trace:
         if not self._every:
             return
         if not _cut(self._path, after=step):
-            self._path.write_text(json.dumps({"format": 1, **self._names}, separators=(",", ":")) + "\n")
+            self._path.write_text(json.dumps({"format": 1, **self._shards, **self._names}, separators=(",", ":")) + "\n")
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
 
     def phase_ends(self, step: int) -> None:
         """Digest the gradients of a phase of `step` that another follows, which will clear them."""
-        if self._file and step % self._every == 0:
-            self._earlier.append(digests([parameter.grad for parameter in self._parameters]))
+        if self._every and step % self._every == 0:
+            self._earlier.append(self._digests([parameter.grad for parameter in self._parameters]))
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
         """Write the step's line. Call it when the optimizer has stepped and the gradients are still there."""
-        if not self._file or step % self._every:
+        if not self._every or step % self._every:
             return
-        gradients = digests([parameter.grad for parameter in self._parameters])
+        gradients = self._digests([parameter.grad for parameter in self._parameters])
         if self._earlier:
             gradients, self._earlier = [combined(phases) for phases in zip(*self._earlier, gradients, strict=True)], []
-        weights = digests(self._state)
+        weights = self._digests(self._state)
+        if not self._file:
+            return
         total = combined(gradients), combined(weights)
         self._chain = combined([self._chain, batch, inputs, *total])
         line: dict[str, Any] = {

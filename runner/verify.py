@@ -76,7 +76,7 @@ class Comparison(Callback):
 
 def checkpoint_partings(folder: RunFolder) -> list[Parting]:
     """What is wrong with the run's checkpoints, by step: altered files, and weights that are not the trace's."""
-    _, lines = trace.read(folder.trace)
+    head, lines = trace.read(folder.trace)
     partings: list[Parting] = []
     for kept in checkpoint.found(folder.checkpoints):
         try:
@@ -85,6 +85,7 @@ def checkpoint_partings(folder: RunFolder) -> list[Parting]:
             partings.append(Parting(kept.step, "checkpoint", "", str(error.problems[0]).splitlines()[0]))
             continue
         line: Mapping[str, Any] = lines.get(kept.step, {})
-        if line and f"{state_digest(state['model']):016x}" != line["weights"]:
+        weights = state_digest(state["model"], shards=head.get("shards", 1), sharded=head.get("gradients", ()))
+        if line and f"{weights:016x}" != line["weights"]:
             partings.append(Parting(kept.step, "checkpoint", "", f"the weights in {kept.path.name} are not those of the trace"))
     return partings

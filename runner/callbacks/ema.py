@@ -40,9 +40,7 @@ class ExponentialMovingAverage(Callback):
         self._averaged: nn.Module = nn.Identity()
 
     def on_build(self, run: Any) -> None:
-        import copy
-
-        self._averaged = copy.deepcopy(run.model).requires_grad_(False).eval()
+        self._averaged = run.strategy.copied(run.model).requires_grad_(False).eval()
         if self._rescale:
             self._alpha = min(1.0, (1.0 - self._decay) * run.batch_size * self._every / run.config.max_epochs)
 

@@ -151,6 +151,9 @@ def _choice(make: Callable[..., Any], settings: Mapping[str, Any], groups: list[
         return {}
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     devices = {parameter.device.type for parameter in parameters}
+    in_shards = any(hasattr(parameter, "device_mesh") for parameter in parameters)  # DTensors, whose module takes long to import
+    if in_shards and not (isinstance(make, type) and issubclass(make, torch.optim.Adam)):  # torch's fused kernels for shards
+        return {"foreach": devices == {"cuda"}} if "foreach" in accepted else {}
     only_cpu = isinstance(make, type) and issubclass(make, torch.optim.Adagrad)
     if "fused" in accepted and devices <= set(FUSED_ON[:1] if only_cpu else FUSED_ON) and all(parameter.is_floating_point() for parameter in parameters):
         return {"fused": True}

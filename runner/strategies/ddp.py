@@ -73,6 +73,7 @@ class DDP(OneReplicaEach):
             raise ConfigError(Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2"))
         self._network: DistributedDataParallel | None = None
         self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
+        self._last = 0  # of this process's
         self._uneven = False  # whether one of the processes has none of them
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -108,8 +109,11 @@ class DDP(OneReplicaEach):
         if self.sync_batch_norm and self._network is not None and not plan.fills_all:
             message = "batch norms cannot be synchronised where a process has no samples, as in an epoch's last batch here"
             raise ConfigError(Problem("loader.drop_last", message, plan.drop_last, "true", "or strategy.sync_batch_norm=false"))
-        self._with_samples = plan.with_samples(step)
-        self._uneven = len({number // self._accumulate for number in self._with_samples}) < self.peers.size
+        self._uneven, self._last = False, self.micro_batches[-1]
+        if not plan.fills_all:
+            self._with_samples = plan.with_samples(step)
+            self._uneven = len({number // self._accumulate for number in self._with_samples}) < self.peers.size
+            self._last = max((number for number in self._with_samples if number in self.micro_batches), default=-1)
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         if isinstance(self.peers, Processes):
@@ -125,7 +129,7 @@ class DDP(OneReplicaEach):
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
-        is_last = number == max(number for number in self._with_samples if number in self.micro_batches)
+        is_last = number == self._last
         network = self._network
         if network is not None and self._uneven and not is_last:
             network.require_forward_param_sync = False  # nobody to share buffers with: some are past their last micro-batch

@@ -1,0 +1,205 @@
+"""torch's fully sharded data parallelism (FSDP2), one replica a process: each keeps a share of the weights, gradients and optimizer state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.data.plan import Plan
+from samewise.runner.digest import combined, digests
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.strategies.base import Forward, Tally, added
+from samewise.runner.strategies.modules import large_children, named
+from samewise.runner.strategies.peers import Processes, packed, unpacked
+from samewise.runner.strategies.ranks import OneReplicaEach
+from samewise.runner.strategies.recompute import recompute
+from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@final
+@dataclass(kw_only=True, eq=False)
+class FSDP(OneReplicaEach):
+    """Weights are gathered for each unit's forward and backward pass, gradients are summed and scattered (`torch.distributed.fsdp.fully_shard`).
+
+    `replicas` is the number of processes and part of what the result is. Batch norm uses each process's own statistics, and its buffers follow rank 0.
+    Its further settings are those of `Ranks`.
+
+    Args:
+        rank_invariant: False: all of these settings belong to the fingerprint, but for those that only say how to wait and start again.
+        shard: Modules whose weights are gathered together, by class (`BasicBlock`) or name (`layer4.*`); null: the model's children that have at least
+            `shard_min_parameters`. What is in none of them is gathered for the whole step.
+        shard_min_parameters: The fewest parameters that a child is gathered by itself for.
+        reshard_after_forward: Free a unit's weights between its forward and backward pass; false needs more memory and a third less traffic.
+        param_dtype: float16 or bfloat16: gather the weights, and compute, in it; null: in the weights' own. Weights and optimizer stay float32.
+        reduce_dtype: float32, bfloat16 or float16: sum gradients in it; null: in `param_dtype`.
+        activation_checkpointing: Modules whose activations are computed again in the backward pass, by class or name; to the same bits.
+    """
+
+    level = "R1"
+
+    rank_invariant: bool = False
+    shard: Sequence[str] | None = None
+    shard_min_parameters: int = 100_000
+    reshard_after_forward: bool = True
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
+    activation_checkpointing: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank_invariant:
+            raise ConfigError(Problem("rank_invariant", "FSDP's result depends on the number of processes", True, "false", "strategy=elastic"))
+        if self.shard_min_parameters < 1:
+            raise ConfigError(Problem("shard_min_parameters", "is too small", self.shard_min_parameters, "at least 1"))
+        for name in ("param_dtype", "reduce_dtype"):
+            value = getattr(self, name)
+            if value is not None and value not in DTYPES:
+                raise ConfigError(Problem(name, "unknown number format", value, ", ".join(DTYPES), nearest(value, DTYPES)))
+        self._model: nn.Module = nn.Identity()
+        self._template: nn.Module = nn.Identity()
+        self._units: list[str] = []
+        self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
+
+    @property
+    def shards(self) -> int:
+        return self.peers.size
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        chosen = large_children(model, self.shard_min_parameters) if self.shard is None else named(model, self.shard, "strategy.shard")
+        self._model, self._units = model, [name for name, _ in chosen]
+        recompute(model, self.activation_checkpointing, "strategy.activation_checkpointing")
+        if not isinstance(self.peers, Processes):
+            self._require_nothing_of_many()
+            return model
+        if not hasattr(FSDPModule, "reset_iter_state"):
+            raise ConfigError(Problem("strategy", f"needs a newer torch than {torch.__version__}", "fsdp", "2.14"))
+        self._template = template(model)
+        self._shard(model)
+        return model
+
+    def _require_nothing_of_many(self) -> None:
+        for name in ("param_dtype", "reduce_dtype"):
+            if getattr(self, name) is not None:
+                message = "needs more than one process: one has nothing to exchange"
+                raise ConfigError(Problem(f"strategy.{name}", message, getattr(self, name), "null", "replicas=2; precision=bf16 is for any number"))
+
+    def _shard(self, model: nn.Module) -> None:
+        param, reduce = (None if name is None else DTYPES[name] for name in (self.param_dtype, self.reduce_dtype))
+        shard(
+            model,
+            self._units,
+            mesh=DeviceMesh.from_group(dist.group.WORLD, self._device.type),  # pyright: ignore[reportArgumentType]
+            policy=MixedPrecisionPolicy(param, reduce),
+            output_dtype=None if param is None else torch.float32,
+            reshard=self.reshard_after_forward,
+        )
+
+    def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        return take_whole_states(optimizer) if isinstance(self.peers, Processes) else optimizer
+
+    def whole(self, state: Any) -> Any:
+        self._doing("gathering a checkpoint's tensors")
+        return whole(state, is_main=self.is_main)
+
+    def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
+        """Of a sharded tensor: the digest of its shards' digests. Each process reads its own."""
+        mine = digests(one.to_local() if isinstance(one, DTensor) else one for one in tensors)
+        everyone = self.peers.gather(mine)
+        return [combined(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
+
+    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        norm = super().total_norm(gradients)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def copied(self, model: nn.Module) -> nn.Module:
+        """Sharded as the model is."""
+        if not isinstance(self.peers, Processes):
+            return super().copied(model)
+        another = copy.deepcopy(self._template)
+        self._shard(another)
+        fill(another, model, self._device)
+        return another
+
+    def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
+        return self._gathered(model) if isinstance(model, FSDPModule) else nullcontext()
+
+    @contextmanager
+    def _gathered(self, model: FSDPModule) -> Generator[None]:
+        """Every process has all weights: recipes call a model as often as each batch needs, which is not equally often."""
+        assert isinstance(model, nn.Module)
+        self._doing("gathering the weights for an evaluation")
+        for part in parts(model):
+            part.unshard()
+        model.set_reshard_after_forward(False)
+        try:
+            yield
+        finally:
+            model.set_reshard_after_forward(self.reshard_after_forward)
+            model.set_reshard_after_forward(False, recurse=False)
+            model.reset_iter_state()
+
+    def coming(self, plan: Plan, step: int) -> None:
+        self._with_samples = plan.with_samples(step)
+
+    def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
+        self._doing("exchanging weights and gradients")
+        if len(self._with_samples) == self.peers.size * self._accumulate:
+            return super().carry(micro_batches, forward)
+        mine = [sum(number in self._range(rank) for number in self._with_samples) for rank in range(self.peers.size)]
+        missing = max(mine) - len(micro_batches)
+        lent = self._lent(micro_batches, mine.index(max(mine))) if min(mine) < max(mine) else None
+        tallies = super().carry(micro_batches, forward)
+        if lent is not None and missing:
+            self._take_part(lent, missing, forward)
+        return tallies
+
+    def _lent(self, micro_batches: Sequence[MicroBatch], lender: int) -> MicroBatch:
+        return self.peers.gather(micro_batches[0] if self.peers.rank == lender else None)[lender]
+
+    def _take_part(self, lent: MicroBatch, times: int, forward: Forward) -> None:
+        """Where others have more micro-batches, as in an epoch's last step: run another's as often as they do, for nothing. They wait for this process."""
+        buffers = [buffer.clone() for buffer in self._model.buffers()]
+        for _ in range(times):
+            loss, _ = forward(lent)
+            (loss * 0.0).backward()
+        _set(list(self._model.buffers()), buffers)
+
+    def _range(self, rank: int) -> range:
+        return range(rank * self._accumulate, (rank + 1) * self._accumulate)
+
+    def micro_batch(self, number: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reduce(self, tallies: Sequence[Tally]) -> Tally:
+        everyone, _ = self.gathered(tallies)
+        buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
+        if isinstance(self.peers, Processes) and buffers:
+            self._doing("sharing batch norm's statistics")
+            flat, offsets = packed(buffers)
+            dist.broadcast(flat, 0)
+            _set(buffers, unpacked(flat, buffers, offsets))
+        return added(everyone)
+
+    def _doing(self, what: str) -> None:
+        if isinstance(self.peers, Processes):
+            self.peers.doing = what
+
+
+@torch.no_grad()
+def _set(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)

@@ -1,0 +1,146 @@
+"""A model and its optimizer in shards (torch's DTensor), and how they become whole again: for checkpoints, digests and averages of weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from samewise.runner.errors import ConfigError, Problem
+
+REFUSED = (torch.optim.Adafactor, torch.optim.Rprop)
+"""Optimizers whose arithmetic torch cannot do on shards."""
+
+
+def shard(model: nn.Module, units: Sequence[str], *, mesh: DeviceMesh, policy: MixedPrecisionPolicy, output_dtype: torch.dtype | None, reshard: bool) -> None:
+    """Divide a model's parameters among the processes, in place.
+
+    Args:
+        model: On its device.
+        units: The names of the modules whose weights are gathered together, each for its own forward and backward pass; the model has the rest.
+        mesh: The processes.
+        policy: What weights and gradients are exchanged and computed in.
+        output_dtype: What the model's own outputs are turned into; None: they stay.
+        reshard: Free a unit's weights between its forward and backward pass.
+    """
+    if policy.param_dtype is not None:
+        _normalise_in_float32(model)
+    for parameter in model.parameters():  # channels_last ones are not: torch shards them only as they are numbered
+        parameter.data = parameter.data.contiguous()
+    for name in reversed(units):  # a module's parts before the module
+        fully_shard(model.get_submodule(name), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    whole = MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype, output_dtype, policy.cast_forward_inputs)
+    fully_shard(model, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
+    for part in parts(model):
+        part.set_force_sum_reduction_for_comms(True)  # gloo cannot average
+        part.set_gradient_divide_factor(1.0)  # the gradient of a step is a sum
+    model.register_load_state_dict_pre_hook(_keep_shards)
+    if all(parameter.device.type != "meta" for parameter in model.parameters()):
+        _settle(model)
+
+
+def _settle(model: nn.Module) -> None:
+    """Have torch learn now which module is the whole: left to itself it takes the first that is called, and a recipe may call a part."""
+    fully_shard.state(model)._lazy_init()  # pyright: ignore[reportFunctionMemberAccess, reportPrivateUsage]
+
+
+def _normalise_in_float32(model: nn.Module) -> None:
+    """Have batch norms that keep statistics, which are float32, turn their weights into that first: torch computes with no others."""
+    for norm in model.modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.affine and norm.running_mean is not None:  # pyright: ignore[reportPrivateUsage]
+            given = dict[str, Any]()
+            norm.register_forward_pre_hook(partial(_lend_float32, given))
+            norm.register_forward_hook(partial(_take_back, given), always_call=True)
+
+
+def _lend_float32(given: dict[str, Any], norm: nn.Module, inputs: Any) -> None:
+    parameters = cast("dict[str, Any]", norm._parameters)  # pyright: ignore[reportPrivateUsage]
+    given.update(parameters)
+    parameters.update({name: parameter.float() for name, parameter in given.items()})
+
+
+def _take_back(given: dict[str, Any], norm: nn.Module, inputs: Any, output: Any) -> None:
+    cast("dict[str, Any]", norm._parameters).update(given)  # pyright: ignore[reportPrivateUsage]
+    given.clear()
+
+
+def parts(model: nn.Module) -> list[FSDPModule]:
+    """The modules whose weights are gathered by themselves, the model first."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def template(model: nn.Module) -> nn.Module:
+    """A copy of an unsharded model without values: its parameters and buffers are on torch's `meta` device."""
+    empty: dict[int, Any] = {id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad) for one in model.parameters()}
+    empty |= {id(one): torch.empty_like(one, device="meta") for one in model.buffers()}
+    return copy.deepcopy(model, empty)
+
+
+@torch.no_grad()
+def fill(copied: nn.Module, model: nn.Module, device: torch.device) -> None:
+    """Give a sharded `template` memory, and the values of the sharded model."""
+    copied.to_empty(device=device)
+    for mine, theirs in zip(copied.parameters(), model.parameters(), strict=True):
+        mine.copy_(theirs)
+    for mine, theirs in zip(copied.buffers(), model.buffers(), strict=True):
+        mine.copy_(theirs)
+    _settle(copied)
+
+
+def whole(value: Any, *, is_main: bool) -> Any:
+    """A state with every sharded tensor put together: on the CPU of rank 0; the others, all of which must call this, get empty ones."""
+    if isinstance(value, DTensor):
+        gathered = value.detach().full_tensor()
+        return gathered.cpu() if is_main else torch.empty(0, dtype=value.dtype)
+    if isinstance(value, Mapping):
+        return {name: whole(item, is_main=is_main) for name, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return type(value)(whole(item, is_main=is_main) for item in cast("Sequence[Any]", value))  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
+    return value
+
+
+def take_whole_states(optimizer: Optimizer) -> Optimizer:
+    """Have the optimizer of a sharded model load states that are not in shards.
+
+    Raises:
+        ConfigError: torch cannot step it on shards.
+    """
+    if isinstance(optimizer, REFUSED):
+        name = type(optimizer).__name__
+        raise ConfigError(Problem("optimizer", f"torch cannot step {name} on sharded parameters", name, hint="another optimizer, or strategy=elastic"))
+    optimizer.register_load_state_dict_pre_hook(_shard_states)
+    return optimizer
+
+
+def _like(value: Any, other: Any) -> Any:
+    """A whole tensor as the shard of it that this process has of `other`; anything else as it is."""
+    if not isinstance(other, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor) or value.shape != other.shape:
+        return value
+    return distribute_tensor(value.to(other.device), other.device_mesh, other.placements, src_data_rank=None)
+
+
+def _keep_shards(model: nn.Module, state: dict[str, Any], prefix: str, *further: Any) -> None:
+    for name, held in model.state_dict().items():
+        if prefix + name in state:
+            state[prefix + name] = _like(state[prefix + name], held)
+
+
+def _shard_states(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    by_number = dict(zip(numbers, parameters, strict=False))  # torch itself tells of groups that do not fit
+    shards = {number: _sharded_state(values, by_number.get(number)) for number, values in state["state"].items()}
+    return {**state, "state": shards}
+
+
+def _sharded_state(values: Any, parameter: Any) -> Any:
+    make = partial(_like, other=parameter)
+    return {name: make(value) for name, value in values.items()} if isinstance(values, Mapping) else make(values)
