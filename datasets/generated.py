@@ -26,6 +26,7 @@ class GeneratedClassification(InMemoryImages):
         channels: 3 for colour, 1 for grey.
         num_classes: How many classes.
         length: How many images.
+        frames: T: clips uint8[T, channels, size, size] in place of images; None: images.
         split: Splits share the patterns, and have noise of their own.
         seed: Of patterns and noise; it is the data's own, not the experiment's.
         transform: Applied to each image.
@@ -38,16 +39,27 @@ class GeneratedClassification(InMemoryImages):
         channels: int = 3,
         num_classes: int = 10,
         length: int = 256,
+        frames: int | None = None,
         split: str = "train",
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
-        for name, value in (("size", size), ("channels", channels), ("num_classes", num_classes), ("length", length)):
+        for name, value in (
+            ("size", size),
+            ("channels", channels),
+            ("num_classes", num_classes),
+            ("length", length),
+            ("frames", 1 if frames is None else frames),
+        ):
             if value < 1:
                 raise ConfigError(Problem(name, "must be at least 1", value))
         labels = torch.arange(length) % num_classes
         patterns = _patterns(seed, num_classes=num_classes, channels=channels, size=size)
-        noise = torch.randint(0, 128, (length, channels, size, size), generator=_generator(seed, f"noise {split}"), dtype=torch.uint8)
+        if frames is not None:
+            patterns = patterns[:, None]
+        noise = torch.randint(
+            0, 128, (length, *((frames,) if frames else ()), channels, size, size), generator=_generator(seed, f"noise {split}"), dtype=torch.uint8
+        )
         super().__init__(patterns[labels] + noise, labels, classes=[f"pattern {number}" for number in range(num_classes)], transform=transform)
 
 

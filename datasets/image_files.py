@@ -96,8 +96,8 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         digest = blake2b(repr((self.classes, self._mode)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
         digest.update(self._labels.numpy())
-        digest.update(repr([self.path(index).stat().st_size for index in _spaced(len(self), _SIZES)]).encode())
-        for index in _spaced(len(self), _CONTENTS):
+        digest.update(repr([self.path(index).stat().st_size for index in spaced(len(self), _SIZES)]).encode())
+        for index in spaced(len(self), _CONTENTS):
             digest.update(self.path(index).read_bytes())
         return digest.hexdigest()
 
@@ -127,8 +127,8 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         return kept
 
 
-def list_images(folder: Path) -> list[str]:
-    """The images below a folder, relative to it, in the order of torchvision's ImageFolder: folder by folder, then by name."""
+def list_images(folder: Path, *, extensions: Sequence[str] = EXTENSIONS) -> list[str]:
+    """The files below a folder that end in one of the extensions, relative to it, in the order of torchvision's ImageFolder: folder by folder, then by name."""
     found: list[tuple[str, str]] = []
     waiting = [""]
     while waiting:
@@ -137,14 +137,14 @@ def list_images(folder: Path) -> list[str]:
             for entry in entries:
                 if entry.name.startswith("."):  # rubbish of editors and file managers
                     continue
-                if entry.name.lower().endswith(EXTENSIONS):
+                if entry.name.lower().endswith(tuple(extensions)):
                     found.append((below, entry.name))
                 elif entry.is_dir():
                     waiting.append(f"{below}{entry.name}/")
     return [below + name for below, name in sorted(found)]
 
 
-def class_folders(folder: Path) -> list[str]:
+def class_folders(folder: Path, *, of: str = "images") -> list[str]:
     """The folders in a folder, sorted: their places are the labels.
 
     Raises:
@@ -154,11 +154,31 @@ def class_folders(folder: Path) -> list[str]:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
-        reason = f"the folder of images cannot be read: {error.strerror}"
-        expected = "a folder for each class, with its images"
+        reason = f"the folder of {of} cannot be read: {error.strerror}"
+        expected = f"a folder for each class, with its {of}"
         raise DataError(Problem(str(folder), reason, expected=expected, hint="set dataset.root=FOLDER")) from None
 
 
-def _spaced(length: int, wanted: int) -> list[int]:
+def check_classes(here: Path, classes: list[str], *, num_classes: int | None) -> None:
+    """Whether a split's class folders are those expected.
+
+    Args:
+        here: The split's folder.
+        classes: Of the training split, by label.
+        num_classes: How many there should be; None: as many as there are.
+
+    Raises:
+        DataError: it has others, or there are more or fewer.
+    """
+    unknown = sorted(set(class_folders(here)) - set(classes))
+    if unknown:
+        raise DataError(Problem(str(here), "has classes that the training split has not", unknown, f"some of: {', '.join(classes[:20])}"))
+    if num_classes is not None and len(classes) != num_classes:
+        hint = f"set dataset.num_classes={len(classes)}" if classes else "set dataset.root=FOLDER"
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        raise DataError(Problem(str(here), f"has {len(classes)} class folders ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))
+
+
+def spaced(length: int, wanted: int) -> list[int]:
     """Up to `wanted` of the indices, evenly spaced."""
     return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import final
 
 from samewise.datasets.decode import Mode
-from samewise.datasets.image_files import Cache, ImageFiles, class_folders, list_images
+from samewise.datasets.image_files import Cache, ImageFiles, check_classes, class_folders, list_images
 from samewise.datasets.in_memory import Transform
 from samewise.runner.errors import DataError, Problem
 
@@ -43,7 +43,7 @@ class ImageFolder(ImageFiles):
         base = Path(root).expanduser().absolute()
         here = base / folder
         classes = class_folders(here if classes_from is None else base / classes_from)
-        _check_classes(here, classes, num_classes=num_classes)
+        check_classes(here, classes, num_classes=num_classes)
         names: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(classes):
@@ -54,13 +54,3 @@ class ImageFolder(ImageFiles):
             expected = "folders by class with JPEG, PNG, BMP, PPM, TIFF or WebP files"
             raise DataError(Problem(str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"))
         super().__init__(here, names, labels, classes=classes, mode=mode, cache=cache, transform=transform)
-
-
-def _check_classes(here: Path, classes: list[str], *, num_classes: int | None) -> None:
-    unknown = sorted(set(class_folders(here)) - set(classes))
-    if unknown:
-        raise DataError(Problem(str(here), "has classes that the training split has not", unknown, f"some of: {', '.join(classes[:20])}"))
-    if num_classes is not None and len(classes) != num_classes:
-        hint = f"set dataset.num_classes={len(classes)}" if classes else "set dataset.root=FOLDER"
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(Problem(str(here), f"has {len(classes)} class folders ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))

@@ -22,14 +22,14 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
     """Samples `{"image": uint8[C, H, W], "label": int}` cut from one tensor; a subclass says where the tensor comes from.
 
     Args:
-        images: uint8[N, C, H, W].
+        images: uint8[N, C, H, W], or clips uint8[N, T, C, H, W].
         labels: int64[N].
         classes: The names of the labels.
         transform: Applied to each image, in the worker.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, *, classes: Sequence[str], transform: Transform | None = None) -> None:
-        assert (images.dtype, images.dim()) == (torch.uint8, 4), images.shape
+        assert images.dtype == torch.uint8 and images.dim() in (4, 5), images.shape
         assert (labels.dtype, labels.shape) == (torch.int64, images.shape[:1]), labels.shape
         self.classes = list(classes)
         self._images = images.contiguous()

@@ -45,7 +45,7 @@ class Measured:
 
 @final
 class Classification(Recipe):
-    """Batches are `{"image": float32[B, C, H, W], "label": int64[B]}`; MixUp and CutMix turn the label into float32[B, K].
+    """Batches are `{"image": float32[B, C, H, W], "label": int64[B]}`; MixUp and CutMix turn the label into float32[B, K]. Of clips, float32[B, C, T, H, W].
 
     Args:
         num_classes: K, to find a label out of range in the loader's worker; None: the first batch is checked against the model's outputs.
@@ -71,7 +71,8 @@ class Classification(Recipe):
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Samples to a batch. Each is a dict with `image` and `label`, or a pair of them as torchvision's data sets give.
 
-        An image is a tensor[C, H, W] (kept as it is), a PIL image or an array[H, W] or [H, W, C] (made uint8[C, H, W]). A label is an integer, or float[K].
+        An image is a tensor[C, H, W] or a clip[T, C, H, W] (kept as it is), a PIL image or an array[H, W] or [H, W, C] (made uint8[C, H, W]). A
+        label is an integer, or float[K].
 
         Raises:
             DataError: images of different sizes, a sample of another form, or a label out of range.
@@ -245,7 +246,7 @@ def _record(sample: Any) -> Mapping[str, Any]:
 
 
 def _as_tensor(image: Any) -> Tensor:
-    if type(image) is Tensor and image.dim() == 3:
+    if type(image) is Tensor and image.dim() in (3, 4):  # an image, or a clip [T, C, H, W]
         return image
     if isinstance(image, Tensor):
         image = image.as_subclass(Tensor)  # a tv_tensors.Image: its subclass would slow down every operation that follows

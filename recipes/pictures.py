@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
     """uint8[S, C, h, w] of images [S, C, H, W] in any scale: shrunk to at most `longest` pixels, each stretched to its own range.
 
+    Of clips [S, C, T, H, W], the frame in the middle.
+
     Stretching shows normalised images without their mean and deviation at hand; the colour balance of normalised ones shifts a little.
     """
-    images = images.to(torch.float32)
+    images = (images[:, :, images.shape[2] // 2] if images.dim() == 5 else images).to(torch.float32)
     shrink = max(images.shape[-2:]) / longest
     if shrink > 1:
         size = [max(1, round(side / shrink)) for side in images.shape[-2:]]

@@ -45,7 +45,7 @@ class RandomErasing(ImageTransform):
 
 
 def inside(images: Tensor, *, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """bool[B, 1, H, W]: which pixels of each image are in its box, int64[B] each in pixels."""
+    """bool[B, 1, H, W] (of clips, [B, 1, 1, H, W]): which pixels of each image are in its box, int64[B] each in pixels."""
     first_row, first_column, rows, columns = (per_sample(value, images) for value in (top, left, height, width))
     row = torch.arange(images.shape[-2], device=images.device).view(-1, 1)
     column = torch.arange(images.shape[-1], device=images.device)

@@ -19,7 +19,10 @@ def mapped(batch: Batch, keys: Sequence[str], change: Callable[[Tensor], Any]) -
 
 
 class ImageTransform(BatchTransform):
-    """A transform of `image`: uint8 or float32[B, C, H, W], or a list of B images [C, H, W] of different sizes; every other key is left as it is."""
+    """A transform of `image`: uint8 or float32[B, C, H, W], or a list of B images [C, H, W] of different sizes; every other key is left as it is.
+
+    Clips, [B, T, C, H, W] or a list of B clips [T, C, H, W], are taken too: one choice for each clip, the same for all of its frames.
+    """
 
     keys: Sequence[str] = ("image",)
     moves_pixels = False
@@ -33,9 +36,15 @@ class ImageTransform(BatchTransform):
 
     def _changed(self, images: Tensor | list[Tensor], choices: dict[str, Tensor]) -> Tensor | list[Tensor]:
         if isinstance(images, Tensor):
-            return self.change(images, choices)
+            return self._of_frames(images, choices)
         alone = ({name: values[place : place + 1] for name, values in choices.items()} for place in range(len(images)))
-        return [self.change(image[None], own)[0] for image, own in zip(images, alone, strict=True)]
+        return [self._of_frames(image[None], own)[0] for image, own in zip(images, alone, strict=True)]
+
+    def _of_frames(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        if images.dim() < 5:
+            return self.change(images, choices)
+        each = {name: values.repeat_interleave(images.shape[1], dim=0) for name, values in choices.items()}
+        return self.change(images.flatten(0, 1), each).unflatten(0, images.shape[:2])
 
     @abc.abstractmethod
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
@@ -48,8 +57,8 @@ def image_size(batch: Batch) -> tuple[int, int]:
 
 
 def per_sample(values: Tensor, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """[B] on the CPU to [B, 1, 1, 1] on the images' device."""
-    return values.to(device=images.device, dtype=dtype or values.dtype, non_blocking=True).view(-1, 1, 1, 1)
+    """[B] on the CPU to [B, 1, 1, 1] on the images' device, or [B, 1, 1, 1, 1] for clips."""
+    return values.to(device=images.device, dtype=dtype or values.dtype, non_blocking=True).view(-1, *[1] * (images.dim() - 1))
 
 
 def uniform(size: int, low: float, high: float) -> Tensor:

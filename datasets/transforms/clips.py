@@ -1,0 +1,24 @@
+"""What clips need beside the transforms of images, all of which take clips [B, T, C, H, W] too."""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor
+
+from samewise.datasets.transforms.images import mapped
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Batch, BatchTransform
+
+
+@final
+class ChannelsBeforeTime(BatchTransform):
+    """`image` [B, T, C, H, W] to [B, C, T, H, W], as torchvision's video models and every 3-d convolution take it: the last transform."""
+
+    def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
+        if not isinstance(batch["image"], Tensor) or batch["image"].dim() != 5:
+            form = list(batch["image"].shape) if isinstance(batch["image"], Tensor) else "clips that differ in size"
+            raise ConfigError(
+                Problem("transforms", "ChannelsBeforeTime takes clips", form, "[batch, time, channels, height, width]", "transforms=images is for images")
+            )
+        return mapped(batch, ("image",), lambda clips: clips.movedim(2, 1).contiguous())

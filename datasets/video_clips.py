@@ -1,0 +1,111 @@
+"""Clips of videos in folders by class: `ROOT/SPLIT/CLASS/*.mp4`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from samewise.datasets.image_files import check_classes, class_folders, list_images, spaced
+from samewise.datasets.video_files import EXTENSIONS, read_frames, require_torchcodec, versions
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+Where = Literal["random", "centre"]
+
+_SIZES = 100_000
+_CONTENTS = 64
+_BLOCK = 1 << 16
+
+
+@final
+class VideoClips(Dataset[dict[str, Any]]):
+    """Samples `{"image": uint8[T, 3, H, W], "label": int}`, a clip of each video; labels number the class folders in sorted order.
+
+    Args:
+        root: The folder with the splits' folders in it.
+        folder: This split's folder in it; "" for the root itself.
+        classes_from: The split's folder that names the classes, as in ImageFolder; None: this one.
+        num_classes: How many classes there should be; None: as many as there are.
+        frames: T.
+        stride: Frames of the video from one of the clip to the next. A video that is too short for it repeats its last frame.
+        clip: "random": begins anywhere, by the sample's stream, so that each epoch sees another; "centre": the middle.
+        transform: Applied to each clip, in the worker: any transform of torchvision.transforms.v2, which treats all frames alike.
+
+    Raises:
+        DataError: a folder is missing or empty, or its classes are not those expected.
+        ConfigError: torchcodec or FFmpeg is not there.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        folder: str,
+        classes_from: str | None = None,
+        num_classes: int | None = None,
+        frames: int = 16,
+        stride: int = 1,
+        clip: Where = "random",
+        transform: Callable[[Tensor], Any] | None = None,
+    ) -> None:
+        for name, value in (("frames", frames), ("stride", stride)):
+            if value < 1:
+                raise ConfigError(Problem(f"dataset.{name}", "must be at least 1", value))
+        if clip not in ("random", "centre"):
+            raise ConfigError(Problem("clip", "is no place of a clip in its video", clip, "random or centre"))
+        require_torchcodec()  # now, not in the first worker
+        base = Path(root).expanduser().absolute()
+        self._folder = base / folder
+        self.classes = class_folders(self._folder if classes_from is None else base / classes_from, of="videos")
+        check_classes(self._folder, self.classes, num_classes=num_classes)
+        names: list[str] = []
+        labels: list[int] = []
+        for label, name in enumerate(self.classes):
+            here = self._folder / name
+            videos = list_images(here, extensions=EXTENSIONS) if here.is_dir() else []
+            names.extend(f"{name}/{video}" for video in videos)
+            labels.extend([label] * len(videos))
+        if not names:
+            expected = f"folders by class with videos ({', '.join(EXTENSIONS)})"
+            raise DataError(Problem(str(self._folder), "has no videos", expected=expected, hint="set dataset.root=FOLDER"))
+        self._names = np.array([os.fsencode(name) for name in names])
+        self._labels = labels
+        self._length, self._stride, self._clip, self._transform = frames, stride, clip, transform
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        clip = read_frames(self.path(index), self._chosen)
+        return {"image": clip if self._transform is None else self._transform(clip), "label": self._labels[index]}
+
+    def path(self, index: int) -> Path:
+        """The file of a sample."""
+        return self._folder / os.fsdecode(self._names[index])
+
+    def fingerprint(self) -> str:
+        """32 hex digits: what decodes, classes, names, labels, sizes of the files (of up to 100,000), and the first and last 64 KiB of 64."""
+        digest = blake2b(repr((versions(), self.classes, self._labels)).encode(), digest_size=16)
+        digest.update(b"\0".join(self._names.tolist()))
+        digest.update(repr([self.path(index).stat().st_size for index in spaced(len(self), _SIZES)]).encode())
+        for index in spaced(len(self), _CONTENTS):
+            with open(self.path(index), "rb") as file:
+                digest.update(file.read(_BLOCK))
+                file.seek(-min(_BLOCK, file.seek(0, os.SEEK_END)), os.SEEK_END)
+                digest.update(file.read())
+        return digest.hexdigest()
+
+    def _chosen(self, available: int) -> list[int]:
+        """The numbers of the clip's frames in a video of so many."""
+        if available < 1:
+            raise ValueError("it has no frames")
+        spare = max(available - (self._length - 1) * self._stride - 1, 0)
+        start = int(torch.randint(spare + 1, ())) if self._clip == "random" else spare // 2
+        return [min(start + place * self._stride, available - 1) for place in range(self._length)]

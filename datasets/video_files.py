@@ -1,0 +1,73 @@
+"""A stretch of a video file to a tensor, by torchcodec, which needs FFmpeg's libraries from the system."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+EXTENSIONS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
+"""The file names that are videos."""
+
+_INSTALL = "pip install 'samewise[video]', and FFmpeg's libraries from the system: apt-get install ffmpeg"
+
+
+def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[int]]) -> Tensor:
+    """uint8[T, 3, H, W]: chosen frames of a video, in the order chosen.
+
+    Decoding takes one thread; the pixels do not depend on which frames were read before.
+
+    Args:
+        path: The file.
+        choose: From the number of frames in the video to the numbers, from 0, of those wanted.
+
+    Raises:
+        DataError: there is no such file, or it is empty, damaged or no video; it names the file.
+        ConfigError: torchcodec or FFmpeg is not there.
+    """
+    name = os.fspath(path)
+    decoder = require_torchcodec()
+    try:
+        if not os.path.getsize(path):
+            raise DataError(Problem(name, "is empty", expected="a video file", hint="remove the file, or fetch it again"))
+        video = decoder(name, num_ffmpeg_threads=1, seek_mode="exact")
+        frames = torch.tensor(choose(len(video)))
+        # Decoding is forward from the keyframe before: each frame once, then repeated where it was asked for more than once.
+        wanted, places = frames.unique(return_inverse=True)
+        return video.get_frames_at(wanted.tolist()).data[places]
+    except OSError as error:
+        raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = f"is no video, or a damaged one: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        raise DataError(Problem(name, reason, expected="a video file that FFmpeg decodes", hint="remove the file, or fetch it again")) from None
+
+
+def require_torchcodec() -> Any:
+    """The VideoDecoder of torchcodec.
+
+    Raises:
+        ConfigError: it is not installed, does not fit this torch, or finds no FFmpeg.
+    """
+    try:
+        import torchcodec
+        from torchcodec.decoders import VideoDecoder
+    except ImportError:
+        raise ConfigError(Problem("dataset", "videos are read by torchcodec, which is not installed", hint=_INSTALL)) from None
+    except (OSError, RuntimeError):
+        reason = f"torchcodec cannot be loaded: it does not fit torch {torch.__version__}, or finds no FFmpeg"
+        raise ConfigError(Problem("dataset", reason, hint=_INSTALL)) from None
+    if not getattr(torchcodec, "ffmpeg_major_version", True):  # older ones could not be imported without it
+        raise ConfigError(Problem("dataset", "torchcodec finds no FFmpeg, by which it reads videos", hint=_INSTALL))
+    return VideoDecoder
+
+
+def versions() -> tuple[str, str]:
+    """Of torchcodec and of FFmpeg, on which pixels depend."""
+    import torchcodec
+
+    return str(torchcodec.__version__), str(getattr(torchcodec, "ffmpeg_major_version", ""))

@@ -1,0 +1,163 @@
+"""Clips of videos: the frames that were written, where clips begin, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from samewise.datasets.video_clips import VideoClips
+from samewise.datasets.video_files import read_frames, require_torchcodec
+from samewise.runner import streams
+from samewise.runner.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torchcodec_loads() -> None:
+    try:
+        require_torchcodec()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def written(path: Path, frames: int = 20, *, height: int = 32, width: int = 48) -> Path:
+    """A video whose frame k is grey, 10 k everywhere, so that a frame says which one it is."""
+    from torchcodec.encoders import VideoEncoder
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = (10 * torch.arange(frames))[:, None, None, None].expand(frames, 3, height, width).to(torch.uint8)
+    VideoEncoder(pixels.contiguous(), frame_rate=10).to_file(str(path))
+    return path
+
+
+def numbers(clip: torch.Tensor) -> list[int]:
+    """Which frames of `written` they are."""
+    return [round(float(frame.float().mean()) / 10) for frame in clip]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train and valid with the classes jump and run; an AVI, and a video of five frames."""
+    base = tmp_path_factory.mktemp("videos")
+    for split in ("train", "valid"):
+        for name in ("run", "jump"):
+            for number in range(2):
+                written(base / split / name / f"{number}.mp4")
+    written(base / "train" / "run" / "deeper" / "old.AVI", 12)
+    written(base / "train" / "run" / "short.mp4", 5)
+    (base / "train" / "run" / "notes.txt").write_text("no video")
+    return base
+
+
+def clips(root: Path, **settings) -> VideoClips:
+    return VideoClips(**{"root": str(root), "folder": "train", "frames": 4, "stride": 2, "clip": "centre", **settings})
+
+
+def test_files_are_found_by_class_and_labelled_in_sorted_order(root):
+    made = clips(root, num_classes=2)
+    assert made.classes == ["jump", "run"]
+    names = [str(made.path(index).relative_to(root / "train")) for index in range(len(made))]
+    assert names == ["jump/0.mp4", "jump/1.mp4", "run/0.mp4", "run/1.mp4", "run/short.mp4", "run/deeper/old.AVI"]
+    assert [made[index]["label"] for index in range(len(made))] == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_centred_clip_is_the_middle_frames_with_their_stride(root):
+    sample = clips(root)[0]["image"]
+    assert (sample.dtype, tuple(sample.shape)) == (torch.uint8, (4, 3, 32, 48))
+    assert numbers(sample) == [6, 8, 10, 12]
+    assert numbers(clips(root, frames=20, stride=1)[0]["image"]) == list(range(20))
+
+
+def test_a_video_that_is_too_short_repeats_its_last_frame(root):
+    assert numbers(clips(root)[4]["image"]) == [0, 2, 4, 4]
+
+
+def test_a_random_clip_begins_where_its_stream_says(root):
+    made, seen = clips(root, clip="random"), set()
+    for epoch in range(12):
+        drawn = []
+        for _ in range(2):
+            torch.rand(3)  # whatever was drawn before
+            with streams.scope(0, "sample", epoch, 0, 0):
+                drawn.append(made[0]["image"])
+        assert torch.equal(drawn[0], drawn[1])
+        first, *_, last = numbers(drawn[0])
+        assert last == first + 6
+        seen.add(first)
+    assert len(seen) > 4
+    assert seen <= set(range(14))
+
+
+def test_a_frame_is_the_same_whatever_else_is_read(root):
+    path = root / "train" / "run" / "deeper" / "old.AVI"
+    whole = read_frames(path, range)
+    assert len(whole) == 12
+    assert torch.equal(read_frames(path, lambda count: [7, 2, 7, count - 1]), whole[[7, 2, 7, 11]])
+
+
+def test_transforms_of_torchvision_treat_all_frames_alike(root):
+    made = clips(root, transform=v2.Compose([v2.RandomResizedCrop(16, antialias=True), v2.RandomHorizontalFlip()]))
+    assert made[0]["image"].shape == (4, 3, 16, 16)
+
+
+def test_the_fingerprint_follows_the_files(root, tmp_path):
+    shutil.copytree(root, tmp_path / "copy")
+    before = clips(root).fingerprint()
+    assert clips(tmp_path / "copy").fingerprint() == before
+    written(tmp_path / "copy" / "train" / "jump" / "1.mp4", 19)
+    assert clips(tmp_path / "copy").fingerprint() != before
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"not a video, but some words" * 9, "is no video"), (None, "cannot be read")])
+def test_what_is_no_video_is_named(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "thing.mp4").write_bytes(content)
+    with pytest.raises(DataError, match=f"thing.mp4: {message}"):
+        read_frames(tmp_path / "thing.mp4", range)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"folder": "nothing"}, DataError, "the folder of videos cannot be read"),
+        ({"num_classes": 3}, DataError, r"2 class folders \(jump, run\)(.|\n)*dataset\.num_classes=2"),
+        ({"frames": 0}, ConfigError, "at least 1"),
+        ({"stride": 0}, ConfigError, "at least 1"),
+        ({"clip": "middle"}, ConfigError, "random or centre"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(root, settings, error, words):
+    with pytest.raises(error, match=words):
+        clips(root, **settings)
+
+
+def test_a_folder_without_videos_is_refused(tmp_path):
+    (tmp_path / "train" / "run").mkdir(parents=True)
+    with pytest.raises(DataError, match="has no videos"):
+        clips(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["torchcodec", "FFmpeg"])
+def test_without_torchcodec_or_ffmpeg_it_says_what_to_install(root, monkeypatch, missing):
+    if missing == "FFmpeg":
+        monkeypatch.setattr("torchcodec.ffmpeg_major_version", None)
+    else:
+        monkeypatch.setitem(sys.modules, "torchcodec", None)
+    with pytest.raises(ConfigError, match=rf"{missing}(.|\n)*pip install 'samewise\[video\]'(.|\n)*apt-get install ffmpeg"):
+        clips(root)
+
+
+def test_a_video_model_trains_on_them(samewise, root, tmp_path):
+    settings = ["dataset.num_classes=2", "dataset.frames=4", "transforms.resize=[24,32]", "transforms.size=16", "batch_size=2", "max_steps=2"]
+    choices = ["dataset=video_folder", "transforms=clips", "model=mc3_18", "tracking=none"]
+    done = samewise("train", *choices, f"dataset.root={root}", *settings, f"run_root={tmp_path}", "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout.splitlines()[-1])
+    assert made["steps"] == 2
+    assert "valid/accuracy" in made["metrics"]["final"]
+    assert (Path(made["folder"]) / "artifacts" / "valid" / "predictions.png").is_file()
