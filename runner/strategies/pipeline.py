@@ -131,7 +131,11 @@ class Pipeline(RankStrategy):
             stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=taken, output_args=given)
             kind = SCHEDULES[self.schedule] if count >= len(self._stages) else ScheduleGPipe
             losses: list[Callable[[Any, int], Tensor]] = []
-            self._made[key] = kind(stage, count, loss_fn=lambda output, place: losses[0](output, place), scale_grads=False), losses
+
+            def loss(output: Any, place: int) -> Tensor:
+                return losses[0](output, place)
+
+            self._made[key] = kind(stage, count, loss_fn=loss, scale_grads=False), losses
         return self._made[key]
 
     @torch.no_grad()

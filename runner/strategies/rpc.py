@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-import torch.distributed.autograd as distributed_autograd
 from torch import Tensor, nn
-from torch.distributed import rpc
-from torch.distributed.nn import RemoteModule
+from torch.distributed import autograd, rpc
+from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.distributed.optim import DistributedOptimizer
 
 from samewise.runner.data.loading import MicroBatch
@@ -72,7 +71,8 @@ class RPC(RankStrategy):
         self._begin_serving(devices)
         if self.peers.rank > 0:
             return model  # others call this process's stage
-        remote = [RemoteModule(f"{_name(rank)}/{device}", _stage_here) for rank, device in enumerate(devices) if rank > 0]
+        made: Any = _stage_here  # called there as a class would be
+        remote = [RemoteModule(f"{_name(rank)}/{device}", made) for rank, device in enumerate(devices) if rank > 0]
         parameters = [rpc.RRef(parameter) for parameter in _here.stage.parameters()] + [rref for module in remote for rref in module.remote_parameters()]
         logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)  # it would rather have an optimizer of torch's own
         self._gradients: Any = DistributedOptimizer(_gradients_here, parameters)
@@ -105,9 +105,9 @@ class RPC(RankStrategy):
         tallies: list[Tally] = []
         for micro in micro_batches:
             self.peers.doing = "calling the other stages"
-            with distributed_autograd.context() as context:
+            with autograd.context() as context:
                 loss, tally = forward(micro)
-                distributed_autograd.backward(context, [loss])
+                autograd.backward(context, [loss])  # pyright: ignore[reportPrivateImportUsage]
                 self._gradients.step(context)
             tallies.append(tally())
         self.peers.gather(None)

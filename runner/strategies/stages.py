@@ -197,7 +197,7 @@ class Asking(nn.Module):
         self._asked: Asked | None = None
         self._given: list[Any] = []
 
-    def forward(self, *inputs: Tensor, **further: Any) -> Any:
+    def forward(self, *inputs: Any, **further: Any) -> Any:
         if self._given:
             return self._given.pop()
         if further or not all(isinstance(value, Tensor) for value in inputs):
