@@ -30,6 +30,7 @@ from samewise.runner.project import Project
 from samewise.runner.run import Run, Split, TrainingPhase, mover
 from samewise.runner.strategies.base import Strategy, device_named
 from samewise.runner.strategies.single import Single
+from samewise.runner.sweep.reporting import reporter
 from samewise.runner.trace import Trace
 
 Make = Callable[..., Any]
@@ -97,7 +98,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         batch_size=cfg.batch_size,
         micro_batches=cfg.replicas * cfg.accumulate,
         clip_norm=cfg.clip_norm,
-        callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None},
+        callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
         evaluate=_plain(cfg.evaluate),
         checkpoint=_plain(cfg.checkpoint),
         log_every_steps=cfg.tracking.log_every_steps,

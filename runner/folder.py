@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def tags(self) -> Path:
+        """Tags that the run has earned: a mapping of names to text. There only where there are some."""
+        return self.path / "tags.json"
+
+    @property
     def artifacts(self) -> Path:
         """Whatever is put here is uploaded to MLflow under the same relative path."""
         return self.path / "artifacts"

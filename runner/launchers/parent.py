@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from samewise.runner.launchers.base import Job
+from samewise.runner.sweepers.base import REPORTER
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PRELOAD = (
@@ -132,11 +133,19 @@ def _obey(message: Mapping[str, Any], jobs: dict[int, int]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, message["number"])
         return
+    _preload(message["environment"])
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         _be(message)
     jobs[pid] = message["start"]
+
+
+def _preload(environment: Mapping[str, str]) -> None:
+    """Import what the job's reporter is made of; what goes wrong there, the job says."""
+    target = str(json.loads(environment.get(REPORTER, "{}")).get("_target_", ""))
+    with contextlib.suppress(Exception):
+        importlib.import_module(target.rpartition(".")[0] or "samewise")
 
 
 def _reap(jobs: dict[int, int]) -> None:

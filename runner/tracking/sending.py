@@ -161,7 +161,7 @@ class Sending:
     # -- params, tags, inputs
 
     def _describe(self) -> None:
-        raw = [path.read_bytes() if path.exists() else b"" for path in (self.folder.config, self.folder.environment)]
+        raw = [path.read_bytes() if path.exists() else b"" for path in (self.folder.config, self.folder.environment, self.folder.tags)]
         digest = hashlib.blake2b(b"\0".join(raw), digest_size=16).hexdigest()
         if self.progress.described == digest:
             return
@@ -173,7 +173,8 @@ class Sending:
         for name in (name for name, value in params.items() if known.get(name, value) != value):
             _LOG.info("param %s was %s and is %s; MLflow keeps the first, the artifact config.yaml has the last", name, known[name], params[name])
         fresh = [Param(name, value) for name, value in params.items() if name not in known]
-        told = describing.tags(self.folder, config, environment, own=self.settings.get("tags") or {})
+        earned = cast(dict[str, Any], read_json(self.folder.tags) or {})
+        told = describing.tags(self.folder, config, environment, own={**(self.settings.get("tags") or {}), **earned})
         tags = [RunTag(name, value) for name, value in told.items()]
         for start in range(0, len(fresh), _PARAMS):
             self._log("params", fresh[start : start + _PARAMS])

@@ -1,0 +1,184 @@
+"""Settings chosen by Optuna 5 from what came of earlier ones: asked one by one as there is room, told as they end, kept in a journal in the sweep's folder.
+
+A setting's number is its trial's. The study may be left at any moment: a trial that was asked for and never written down as a point is the first that is given
+out again, and one that was written down and not told is told when the sweep goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.sweep.space import Dimension, Space
+from samewise.runner.sweepers import optuna_study
+from samewise.runner.sweepers.base import REPORTER, Result, Setting, Sweeper
+from samewise.runner.sweepers.optuna_study import optuna
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+_REPEATS = "samewise.repeats"
+"""An attribute of a trial that holds the result of one that had failed and was run again: a finished trial cannot be changed."""
+
+
+@final
+class Optuna(Sweeper):
+    """Asks Optuna.
+
+    Args:
+        sampler: tpe (Bergstra et al., NeurIPS 2011), gp (Gaussian processes), cmaes (Hansen and Ostermeier 2001), nsgaii (Deb et al. 2002), or random.
+        trials: How many settings.
+        seed: The key of the sampler's draws.
+        objectives: Metrics, each with min or max; null: the experiments' `evaluate.monitor`. A metric is taken at the step that was best by `evaluate.monitor`;
+            with `final/` before its name, at the last one.
+        pruner: What stops trials that promise little: median, successive_halving (Li et al. 2018), hyperband (Li et al., JMLR 2018); null: nothing.
+        sampler_options: Further arguments of Optuna's sampler.
+        pruner_options: Arguments of Optuna's pruner; its steps are evaluations, counted from 1.
+    """
+
+    listed = False
+
+    def __init__(
+        self,
+        *,
+        sampler: str = "tpe",
+        trials: int = 20,
+        seed: int = 0,
+        objectives: Mapping[str, str] | None = None,
+        pruner: str | None = None,
+        sampler_options: Mapping[str, Any] | None = None,
+        pruner_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if trials < 1:
+            raise ConfigError(Problem("trials", "is too small", trials, "at least 1"))
+        wrong = {name: mode for name, mode in (objectives or {}).items() if mode not in ("min", "max")}
+        if wrong:
+            raise ConfigError(*(Problem(f"objectives.{name}", "is no direction", mode, "min or max") for name, mode in wrong.items()))
+        if len(objectives or {}) > 1 and pruner:
+            raise ConfigError(Problem("pruner", "trials with several objectives cannot be pruned", pruner, "null"))
+        if len(objectives or {}) > 1 and sampler == "cmaes":
+            raise ConfigError(Problem("sampler", "CMA-ES has one objective", list(objectives or {}), "nsgaii, tpe or gp"))
+        self._name, self._trials, self._seed = sampler, trials, seed
+        self._objectives = dict(objectives or {})
+        self._sampler_options, self._pruner_options = dict(sampler_options or {}), dict(pruner_options or {})
+        self._pruner = pruner
+        optuna_study.sampler(sampler, self._sampler_options, seed=seed)
+        optuna_study.pruner(pruner, self._pruner_options)
+        self._orphans = deque[int]()
+
+    def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
+        """Nothing is written yet: another process may be running the sweep."""
+        if not space.dimensions:
+            raise ConfigError(Problem("sweeper", "nothing varies but the seed", expected="keys with several values, or an interval", hint="sweeper=grid"))
+        if self._name == "cmaes" and sum(one.interval is not None for one in space.dimensions) < 2:
+            raise ConfigError(Problem("sweeper", "CMA-ES needs two intervals at least", expected="key=interval(LOWEST,HIGHEST)", hint="sweeper=tpe"))
+        self._space, self._folder = space, SweepFolder(folder.absolute())
+        self._objectives = dict(sorted((self._objectives or {monitor: mode}).items()))
+
+    def settings(self) -> Iterable[Setting]:
+        return [Setting(trial.number, {}) for trial in self._asked()]
+
+    def count(self) -> int | None:
+        return self._trials
+
+    def ask(self) -> Setting | None:
+        study = self._study
+        if self._orphans:
+            number = self._orphans.popleft()
+            study.sampler = self._sampler(number)
+            trial = optuna.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)  # pyright: ignore[reportPrivateUsage]
+        elif len(self._asked()) < self._trials:
+            study.sampler = self._sampler(len(study.get_trials(deepcopy=False)))
+            trial = study.ask()
+        else:
+            return None
+        values = {one.key: _suggested(trial, one) for one in self._space.dimensions}
+        optuna_study.make_durable(self._folder.path)  # before the point is: a point always has its trial
+        return Setting(trial.number, values)
+
+    def tell(self, setting: Setting, result: Result) -> None:
+        trial = self._study.get_trials(deepcopy=False)[setting.number]
+        values = self._values(result) if result.state == "finished" else None
+        if trial.state.is_finished():
+            if trial.state is optuna.trial.TrialState.FAIL and values is not None:
+                self._tell_again(trial, values)
+        elif values is not None:
+            self._study.tell(trial.number, values)
+        else:
+            self._study.tell(trial.number, state=optuna.trial.TrialState.PRUNED if result.state == "pruned" else optuna.trial.TrialState.FAIL)
+
+    def variables(self, setting: Setting, seed: int) -> Mapping[str, str]:
+        """The first seed's run reports, where trials are pruned."""
+        if self._pruner is None or seed:
+            return {}
+        (metric,) = self._objectives
+        told = {
+            "_target_": "samewise.runner.sweepers.optuna_reporter.Reporter",
+            "folder": str(self._folder.path),
+            "trial": setting.number,
+            "metric": metric.removeprefix("final/"),
+            "pruner": self._pruner,
+            "pruner_options": self._pruner_options,
+        }
+        return {REPORTER: json.dumps(told)}
+
+    @functools.cached_property
+    def _study(self) -> optuna.Study:
+        """Opened when first needed, by the one process that runs the sweep."""
+        if self._name == "gp":
+            import torch
+
+            torch.set_num_threads(1)  # the cores are the jobs'
+        directions = [f"{mode}imize" for mode in self._objectives.values()]
+        study = optuna_study.opened(
+            self._folder.path,
+            directions,
+            names=list(self._objectives),
+            sampler=self._sampler(0),
+            pruner=optuna_study.pruner(self._pruner, self._pruner_options),
+        )
+        written = {point.setting for point in self._folder.points()}
+        trials = study.get_trials(deepcopy=False)
+        self._orphans.extend(one.number for one in trials if one.state is optuna.trial.TrialState.RUNNING and one.number not in written)
+        return study
+
+    def _asked(self) -> list[FrozenTrial]:
+        return [one for one in self._study.get_trials(deepcopy=False) if _REPEATS not in one.user_attrs]
+
+    def _sampler(self, number: int) -> Any:
+        """A new one for each trial, keyed by its number: one that went on after a restart with its first draws would try the first settings again."""
+        digest = hashlib.blake2b(f"{self._seed}/{number}".encode(), digest_size=4).digest()
+        return optuna_study.sampler(self._name, self._sampler_options, seed=int.from_bytes(digest, "big"))
+
+    def _values(self, result: Result) -> list[float] | None:
+        """The objectives' values; None where one is not a number."""
+        missing = [name for name in self._objectives if name not in result.metrics]
+        if missing:
+            raise ConfigError(
+                *(Problem("sweeper.objectives", "the runs have no such metric", name, hint=nearest(name, sorted(result.metrics))) for name in missing)
+            )
+        values = [result.metrics[name] for name in self._objectives]
+        return None if any(math.isnan(value) for value in values) else values
+
+    def _tell_again(self, failed: FrozenTrial, values: list[float]) -> None:
+        if not any(one.user_attrs.get(_REPEATS) == failed.number for one in self._study.get_trials(deepcopy=False)):
+            repeat = optuna.create_trial(params=failed.params, distributions=failed.distributions, values=values, user_attrs={_REPEATS: failed.number})
+            self._study.add_trial(repeat)
+
+
+def _suggested(trial: optuna.Trial, dimension: Dimension) -> str:
+    """A trial's value for a dimension, as an override writes it; the one it has, where it has one already."""
+    interval = dimension.interval
+    if interval is None:
+        return str(trial.suggest_categorical(dimension.key, list(dimension.values)))
+    if interval.whole:
+        return str(trial.suggest_int(dimension.key, int(interval.low), int(interval.high), log=interval.log))
+    return repr(float(trial.suggest_float(dimension.key, interval.low, interval.high, log=interval.log)))

@@ -1,0 +1,87 @@
+"""In a job's process: tells Optuna's study how the run goes at each evaluation, and ends it where the pruner says so."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.folder import write_json
+from samewise.runner.interfaces import Callback
+from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.sweepers import optuna_study
+from samewise.runner.sweepers.optuna_study import optuna
+
+if TYPE_CHECKING:
+    from samewise.runner.run import Run
+
+
+@final
+class Reporter(Callback):
+    """Only the main process reports. A run that is pruned stops as one that is interrupted: it saves, and can be resumed to its full length.
+
+    Args:
+        folder: The sweep's.
+        trial: The trial's number.
+        metric: What is reported: `valid/accuracy`.
+        pruner: The pruner's name.
+        pruner_options: Its arguments.
+    """
+
+    def __init__(self, *, folder: str, trial: int, metric: str, pruner: str, pruner_options: Mapping[str, Any]) -> None:
+        self._folder, self._number, self._metric = SweepFolder(Path(folder)), trial, metric
+        self._pruner, self._pruner_options = pruner, pruner_options
+        self._trial: optuna.Trial | None = None
+        self._pruned = ""
+
+    def on_start(self, run: Run) -> None:
+        if run.strategy.is_main:
+            self._trial = self._attached()
+
+    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+        if self._trial is None or self._pruned:
+            return
+        if self._metric not in metrics:
+            raise ConfigError(Problem("sweeper.objectives", "the run has no such metric", self._metric, hint=nearest(self._metric, sorted(metrics))))
+        number = _evaluations(run)
+        try:
+            if number not in self._trial.storage.get_trial(self._trial._trial_id).intermediate_values:  # pyright: ignore[reportPrivateUsage]
+                self._trial.report(metrics[self._metric], number)
+            unpromising = self._trial.should_prune()
+        except OSError as error:  # the disk is full; that is no reason to end a training
+            print(f"warning: the sweep was not told of an evaluation: {error}", file=sys.stderr)
+            return
+        if unpromising and not _is_over(run) and not run.strategy.stop_heard:
+            self._pruned = f"{self._metric} {metrics[self._metric]:.4g} at evaluation {number}, by {self._pruner}"
+            run.strategy.ask_stop(f"the sweep's pruner ({self._pruned})")
+
+    def on_end(self, run: Run) -> None:
+        """Leave word that the run was pruned, where it has stopped for that reason."""
+        if not self._pruned or _is_over(run) or run.saved != run.step:
+            return
+        write_json(run.folder.tags, {"sweep.pruned": self._pruned})
+        point = next((point for point in self._folder.points() if point.setting == self._number), None)
+        if point is not None:
+            self._folder.note(point.number, pruned=self._pruned)
+
+    def _attached(self) -> optuna.Trial:
+        study = optuna.load_study(
+            study_name=self._folder.id,
+            storage=optuna_study.storage(self._folder.path),
+            sampler=optuna.samplers.RandomSampler(),  # nothing is drawn here
+            pruner=optuna_study.pruner(self._pruner, self._pruner_options),
+        )
+        return optuna.Trial(study, study.get_trials(deepcopy=False)[self._number]._trial_id)  # pyright: ignore[reportPrivateUsage]  (Optuna's way to attach to a trial)
+
+
+def _is_over(run: Run) -> bool:
+    return run.step >= run.total_steps or run.stop_reason() is not None
+
+
+def _evaluations(run: Run) -> int:
+    """How many evaluations the run has behind it, from where it stands: the same after a resume."""
+    interval = run.evaluate.every_steps or (run.evaluate.every_epochs or 0) * run.steps_per_epoch
+    return math.ceil(run.step / interval) if interval else 1

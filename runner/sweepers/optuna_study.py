@@ -1,0 +1,129 @@
+"""Optuna's study of a sweep: its file, its samplers and pruners by name. Used by the process that runs the sweep and by jobs that report to it."""
+
+from __future__ import annotations
+
+import fcntl
+import inspect
+import io
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.instantiate import call
+
+try:
+    import optuna
+    from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+    from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+except ImportError as missing:
+    raise ConfigError(Problem("sweeper", f"needs Optuna 5: {missing}", hint="pip install 'samewise[sweep]'")) from None
+
+SAMPLERS: Mapping[str, type[BaseSampler]] = {
+    "tpe": TPESampler,
+    "gp": GPSampler,
+    "cmaes": CmaEsSampler,
+    "nsgaii": NSGAIISampler,
+    "random": RandomSampler,
+}
+PRUNERS: Mapping[str, type[BasePruner]] = {"median": MedianPruner, "successive_halving": SuccessiveHalvingPruner, "hyperband": HyperbandPruner}
+FILE = "optuna.log"
+"""The study's journal, in the sweep's folder: what `optuna-dashboard` reads."""
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal file, written under a lock that goes with the process that holds it, however that ends: Optuna's own has others wait for half a minute.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append whole lines, after cutting off a last one that a process has left unfinished. What has to be durable, `make_durable` makes so."""
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        with open(self._path, "rb+") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            _cut_torn_line(handle)
+            handle.seek(0, os.SEEK_END)
+            handle.write(lines.encode())
+
+
+def storage(folder: Path) -> JournalStorage:
+    """The study's file in a sweep's folder."""
+    return JournalStorage(_Journal(folder / FILE))
+
+
+def make_durable(folder: Path) -> None:
+    """Have the study's file survive a machine that goes down, as far as it is written, whoever wrote it."""
+    with open(folder / FILE, "rb") as handle:
+        os.fsync(handle)
+
+
+def sampler(name: str, options: Mapping[str, Any], *, seed: int) -> BaseSampler:
+    """A sampler by its name in `SAMPLERS`.
+
+    Raises:
+        ConfigError: there is none of that name, or it takes no such options.
+    """
+    return _made(SAMPLERS, name, "sampler", {"seed": seed, **options})
+
+
+def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
+    """A pruner by its name in `PRUNERS`; None: one that never stops a trial.
+
+    Raises:
+        ConfigError: there is none of that name, or it takes no such options.
+    """
+    return NopPruner() if name is None else _made(PRUNERS, name, "pruner", options)
+
+
+def opened(folder: Path, directions: Sequence[str], *, names: Sequence[str], sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
+    """The study of a sweep, begun where there is none yet.
+
+    Args:
+        folder: The sweep's.
+        directions: minimize or maximize, for each objective.
+        names: The objectives' names, for those who look at the study.
+        sampler: Its sampler.
+        pruner: Its pruner.
+    """
+    study = optuna.create_study(
+        storage=storage(folder), study_name=folder.name, directions=list(directions), sampler=sampler, pruner=pruner, load_if_exists=True
+    )
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(names))
+    return study
+
+
+def _made(classes: Mapping[str, type[Any]], name: str, path: str, options: Mapping[str, Any]) -> Any:
+    if name not in classes:
+        raise ConfigError(Problem(path, "there is none of that name", name, f"one of: {', '.join(classes)}", nearest(name, classes)))
+    known = inspect.signature(classes[name]).parameters
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        message = f"Optuna's {classes[name].__name__} has no such argument"
+        raise ConfigError(*(Problem(f"{path}_options.{option}", message, options[option], hint=nearest(option, known)) for option in unknown))
+    return call(classes[name], f"{path}_options", **options)
+
+
+def _cut_torn_line(handle: io.BufferedRandom) -> None:
+    end = handle.seek(0, os.SEEK_END)
+    if end == 0:
+        return
+    handle.seek(end - 1)
+    if handle.read(1) == b"\n":
+        return
+    handle.seek(0)
+    handle.truncate(handle.read().rfind(b"\n") + 1)
