@@ -106,5 +106,6 @@ def test_ranks_that_meet_elsewhere_give_the_same_bits(samewise, tmp_path, clean_
     said = [rank.communicate(timeout=300) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     alone = samewise("train", *tiny, f"run_root={tmp_path}/one", "--json")
+    assert alone.returncode == 0, alone.stderr
     assert json.loads(said[0][0])["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
     assert Path(json.loads(said[0][0])["folder"]).name == Path(json.loads(alone.stdout)["folder"]).name
