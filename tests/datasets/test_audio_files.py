@@ -115,3 +115,40 @@ def test_files_are_listed_in_one_order_whatever_the_disk_says(tmp_path):
     assert list_audio(tmp_path, extensions=(".flac",)) == ["b/1.FLAC"]
     with pytest.raises(DataError, match="cannot be read"):
         list_audio(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def torchcodec_loads():
+    try:
+        import torchcodec
+        from torchcodec.encoders import AudioEncoder
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"torchcodec does not load: {str(error).splitlines()[0]}")
+    if not torchcodec.ffmpeg_major_version:
+        pytest.skip("torchcodec finds no FFmpeg")
+    return AudioEncoder
+
+
+@pytest.mark.parametrize(("name", "channels"), [("a.m4a", 1), ("a.m4a", 2), ("a.aac", 1)])
+def test_what_soundfile_does_not_know_is_read_by_torchcodec(tmp_path, torchcodec_loads, name, channels):
+    path, rate = tmp_path / name, 16000
+    torchcodec_loads(tone(rate, rate=rate).expand(channels, -1), sample_rate=rate).to_file(str(path))
+    with pytest.raises(soundfile.LibsndfileError):
+        soundfile.SoundFile(path)
+    waveform, given = read_audio(path, mono=False)
+    assert (waveform.dtype, waveform.shape[0], given) == (torch.float32, channels, rate)
+    assert 0 <= waveform.shape[1] - rate <= 3 * 1024  # AAC comes in frames of 1024; outside a container nothing says where the sound begins
+    begin = 0 if name.endswith("m4a") else 1024
+    assert (waveform[:, begin : begin + rate] - tone(rate, rate=rate))[:, 1500:-1500].abs().max() < 0.05
+    info = audio_info(path)
+    assert (info.frames, info.sample_rate, info.channels) == (waveform.shape[1], rate, channels)
+    assert torch.equal(read_audio(path, start=700, frames=300)[0], waveform.mean(0)[700:1000])
+    assert len(read_audio(path, sample_rate=8000)[0]) == -(-waveform.shape[1] // 2)
+
+
+def test_a_damaged_file_that_only_torchcodec_would_know_is_named(tmp_path, torchcodec_loads):
+    path = tmp_path / "a.m4a"
+    torchcodec_loads(tone(16000)[None], sample_rate=16000).to_file(str(path))
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(DataError, match=r"a.m4a: is not audio"):
+        read_audio(path)
