@@ -2,6 +2,7 @@
 
     checkpoints/step-00000040/state.pt         torch.save of tensors and plain values; loaded with weights_only=True
     checkpoints/step-00000040/manifest.json    step, sha256 of state.pt, digest of the weights, metrics
+    checkpoints/step-00000040/shards/          with checkpoint.sharded, the tensors that the processes held in shards (`shards`)
     checkpoints/latest, checkpoints/best       links to folders, replaced atomically
 
 A folder is written under another name, synced and renamed, so one that has its name is whole; what the disk did to it afterwards the hash tells.
@@ -16,7 +17,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samewise.runner import shards
 from samewise.runner.digest import state_digest
 from samewise.runner.errors import CheckpointError, Problem, SamewiseError, TrainingError
 from samewise.runner.folder import fsync_folder, read_json, write_json
@@ -68,8 +70,28 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
+    def shards_folder(self, step: int) -> Path:
+        """Where the processes are to write their shards of the next checkpoint before `save`: a new folder.
+
+        Raises:
+            TrainingError: the checkpoint before it could not be written.
+        """
+        self.wait()
+        folder = self._shards(step)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def _shards(self, step: int) -> Path:
+        return self._folder / f".step-{step:08d}.shards.tmp"
+
     def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Write a checkpoint; in the background the state is copied first, so training may go on at once.
+
+        Args:
+            step: Where it was taken.
+            state: Named tensors and plain values; with `shards`, the SHA-256 of each file in `shards_folder`, it lacks the tensors that are there.
+            metrics: Of an evaluation at that step.
 
         Raises:
             TrainingError: this one, or the one before it, could not be written.
@@ -111,7 +133,9 @@ class Checkpoints:
             with open(temporary / "state.pt", "rb") as handle:
                 sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
                 os.fsync(handle.fileno())
-            weights = f"{state_digest(state['model']):016x}"
+            weights = None if "shards" in state else f"{state_digest(state['model']):016x}"
+            if "shards" in state:
+                os.replace(self._shards(step), temporary / shards.FOLDER)
             write_json(temporary / "manifest.json", {"format": FORMAT, "step": step, "sha256": sha256, "weights": weights, "metrics": dict(metrics)})
             shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
@@ -201,8 +225,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         return {}
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint's folder, on the CPU.
+def read(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint's folder, on the CPU, less the tensors that were written in shards: those `filled` adds.
 
     Raises:
         CheckpointError: it is missing, cut short or altered.
@@ -210,8 +234,7 @@ def load(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
     if not manifest or not (path / "state.pt").exists():
         raise CheckpointError(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json"))
-    with open(path / "state.pt", "rb") as handle:
-        sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+    sha256 = shards.sha256(path / "state.pt")
     if sha256 != manifest.get("sha256"):
         written = str(manifest.get("sha256"))
         raise CheckpointError(
@@ -223,15 +246,42 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(Problem(str(path), f"the checkpoint cannot be read: {str(error).splitlines()[0]}")) from error
     if state.get("format") != FORMAT:
         raise CheckpointError(Problem(str(path), "the checkpoint has another format", state.get("format"), str(FORMAT)))
+    for name, written in state.get("shards", {}).items():
+        shard = path / shards.FOLDER / name
+        if not shard.exists() or shards.sha256(shard) != written:
+            raise CheckpointError(Problem(str(shard), "is missing, or was altered since it was written", expected=f"sha256 {written[:16]}..."))
     return state
 
 
-def newest_sound(folder: Path) -> tuple[Kept | None, dict[str, Any], list[Problem]]:
+def load(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint's folder, on the CPU.
+
+    Raises:
+        CheckpointError: it is missing, cut short or altered.
+    """
+    return filled(read(path), path)
+
+
+def filled(state: dict[str, Any], path: Path, empty: Callable[[list[int], torch.dtype], Tensor] | None = None) -> dict[str, Any]:
+    """What `read` gave, with the tensors that were written in shards; `empty` makes each, or this process's shard of it.
+
+    Raises:
+        CheckpointError: the shards cannot be read.
+    """
+    if "shards" not in state:
+        return state
+    try:
+        return shards.filled(state, path / shards.FOLDER, empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
+    except Exception as error:
+        raise CheckpointError(Problem(str(path / shards.FOLDER), f"the shards cannot be read: {str(error).splitlines()[0]}")) from error
+
+
+def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load) -> tuple[Kept | None, dict[str, Any], list[Problem]]:
     """(checkpoint, its state, what was wrong with newer ones); (None, {}, problems) where there is none to go on from."""
     problems: list[Problem] = []
     for one in reversed(found(folder)):
         try:
-            return one, load(one.path), problems
+            return one, reader(one.path), problems
         except CheckpointError as error:
             problems += error.problems
     return None, {}, problems

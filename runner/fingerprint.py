@@ -13,6 +13,8 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
+from samewise.runner.folder import read_json
+
 OUTSIDE = frozenset(
     {
         "name",
@@ -76,6 +78,8 @@ def _identity(whole: dict[str, Any]) -> dict[str, Any]:
         kept["dataset"] = _without_host(kept["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:
         kept["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
+    if (taken_over := _content(kept.pop("resume_from", None))) is not None:
+        kept["resume_from"] = taken_over
     return kept
 
 
@@ -148,8 +152,13 @@ def _only_reports(callback: Any) -> bool:
 
 
 def _content(weights: Any) -> Any:
-    """A file by what is in it; anything else (the name of published weights, None) as it is."""
-    if not isinstance(weights, str) or not Path(weights).is_file():
+    """A file, or the folder of a checkpoint, by what is in it; anything else (the name of published weights, None) as it is."""
+    if not isinstance(weights, str):
+        return weights
+    manifest = Path(weights).expanduser() / "manifest.json"
+    if manifest.is_file():
+        return f"sha256:{read_json(manifest).get('sha256')}"
+    if not Path(weights).is_file():
         return weights
     with open(weights, "rb") as handle:
         return f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}"

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from samewise.runner import schema
+from samewise.runner import schema, shards
 from samewise.runner.checkpoint import Checkpoints
 from samewise.runner.compose import Composed
 from samewise.runner.data.loading import KeyedDataset, Loader, MicroBatch, training_keys
@@ -270,11 +271,19 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint, and make what was logged up to it durable."""
-        state = self.strategy.whole(self.state())
+        state = self._in_shards() if self.checkpoint.sharded and self.strategy.shards > 1 else self.strategy.whole(self.state())
         if self.strategy.is_main:
             self.tracker.checkpointed(self.step)
             self.checkpoints.save(self.step, state, {**self.metrics} if self.evaluated == self.step else {})
         self.saved = self.step
+
+    def _in_shards(self) -> dict[str, Any]:
+        """Have every process write its shards of the state; what is left of it, and their digests."""
+        folder = Path(self.strategy.first(lambda: str(self.checkpoints.shards_folder(self.step))))
+        state, tensors = shards.split(self.state())
+        shards.save(tensors, folder)
+        written = self.strategy.peers.gather(shards.digests(folder, self.strategy.peers.rank))
+        return {**state, "shards": {name: digest for some in written for name, digest in some.items()}}
 
     def weights_sha256(self) -> str:
         return weights_sha256(self.strategy.whole(self.model.state_dict()))

@@ -84,6 +84,8 @@ class Checkpoint:
     """Keep for good each one whose step is a multiple of this."""
     background: bool = True
     """Write in a thread, so that training does not wait."""
+    sharded: bool = False
+    """Each process writes the shards that it holds (strategy=fsdp), into a folder that all of them see."""
 
 
 @dataclass
@@ -170,6 +172,9 @@ class Experiment:
     """Largest norm of the gradient; null: no clipping."""
     memory_format: MemoryFormat = MemoryFormat.contiguous
     """The layout of images and convolution weights."""
+
+    resume_from: str | None = None
+    """The folder of another run's checkpoint (`RUN/checkpoints/step-00000040`) to go on from, as under another strategy or number of processes."""
 
     recipe: Any = MISSING
     """The task: a samewise.runner.interfaces.Recipe."""

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -77,11 +78,13 @@ def _surroundings(run: Run) -> list[Mapping[str, Any]]:
 
 
 def _restore(run: Run) -> None:
-    kept, state, problems = run.strategy.first(partial(checkpoint.newest_sound, run.folder.checkpoints))
+    kept, state, problems = run.strategy.first(partial(checkpoint.newest_sound, run.folder.checkpoints, reader=checkpoint.read))
     if kept:
         if state["fingerprint"] != run.fingerprint:
             raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
-        run.load_state(state)
+        run.load_state(checkpoint.filled(state, kept.path, run.strategy.empty))
+    elif run.config.resume_from:
+        state = _taken_over(run, Path(run.config.resume_from).expanduser())
     run.tracker = Silent()
     if run.strategy.is_main:
         for problem in problems:
@@ -89,6 +92,18 @@ def _restore(run: Run) -> None:
         run.checkpoints.discard_after(run.step)
         run.trace.open(run.step, state.get("trace", 0))
         run.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
+
+
+def _taken_over(run: Run, path: Path) -> dict[str, Any]:
+    """Stand where another run's checkpoint was taken, and return its state."""
+    state = run.strategy.first(partial(checkpoint.read, path))
+    try:
+        run.load_state(checkpoint.filled(state, path, run.strategy.empty))
+    except (RuntimeError, ValueError, KeyError) as error:
+        message = f"does not fit this experiment: {str(error).splitlines()[0]}"
+        hint = "initialise.weights=FOLDER takes the weights alone, as far as they fit"
+        raise ConfigError(Problem("resume_from", message, str(path), "the same model, optimizer and phases", hint)) from error
+    return state
 
 
 def _leave_results(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from omegaconf import DictConfig
@@ -142,6 +143,17 @@ def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
         yield Problem("name", "cannot be a folder's name", name, "letters, digits and _ . + -, beginning with a letter or digit")
 
 
+def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
+    given = cfg.get("resume_from")
+    if given is None:
+        return
+    folder = Path(str(given)).expanduser()
+    if not (folder / "manifest.json").is_file():
+        near = sorted((folder / "checkpoints").glob("step-*"))
+        hint = f"resume_from={near[-1]}" if near else "a run keeps them in RUN/checkpoints"
+        yield Problem("resume_from", "is not the folder of a checkpoint", given, "RUN/checkpoints/step-00000040, or latest or best there", hint)
+
+
 def variables_only_compute(cfg: Config) -> Iterator[Problem]:
     for name, value in (_at(cfg, "reproducibility.variables") or {}).items():
         if not VARIABLES.fullmatch(name):
@@ -165,6 +177,7 @@ RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     optimizer_is_possible,
     name_is_a_folder,
     variables_only_compute,
+    resumed_checkpoint_is_there,
     words_are_known,
 )
 

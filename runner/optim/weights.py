@@ -14,6 +14,7 @@ from typing import Any, Final, cast, final
 import torch
 from torch import Tensor, nn
 
+from samewise.runner import checkpoint, shards
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 PATH: Final = "initialise.weights"
@@ -110,6 +111,8 @@ def _verified(path: Path, expected: str | None) -> str:
 
 
 def _read(path: Path) -> Any:
+    if (path.parent / shards.FOLDER).is_dir():
+        return checkpoint.load(path.parent)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:

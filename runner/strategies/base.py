@@ -152,6 +152,10 @@ class Strategy(abc.ABC):
         """A state as one process would hold it, with nothing in shards, on rank 0. All ranks must call it."""
         return state
 
+    def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
+        """A tensor, or this process's shard of one, to be filled from a checkpoint in shards."""
+        return torch.empty(shape, dtype=dtype)
+
     def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
         """A digest for each tensor, on rank 0. All ranks must call it."""
         return digests(tensors) if self.is_main else []

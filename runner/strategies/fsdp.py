@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, empty
 from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
@@ -87,6 +87,7 @@ class FSDP(OneReplicaEach):
             return model
         if not hasattr(FSDPModule, "reset_iter_state"):
             raise ConfigError(Problem("strategy", f"needs a newer torch than {torch.__version__}", "fsdp", "2.14"))
+        self._mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)  # pyright: ignore[reportArgumentType]
         self._template = template(model)
         self._shard(model)
         return model
@@ -102,7 +103,7 @@ class FSDP(OneReplicaEach):
         shard(
             model,
             self._units,
-            mesh=DeviceMesh.from_group(dist.group.WORLD, self._device.type),  # pyright: ignore[reportArgumentType]
+            mesh=self._mesh,
             policy=MixedPrecisionPolicy(param, reduce),
             output_dtype=None if param is None else torch.float32,
             reshard=self.reshard_after_forward,
@@ -114,6 +115,11 @@ class FSDP(OneReplicaEach):
     def whole(self, state: Any) -> Any:
         self._doing("gathering a checkpoint's tensors")
         return whole(state, is_main=self.is_main)
+
+    def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
+        if not isinstance(self.peers, Processes):
+            return super().empty(shape, dtype)
+        return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
 
     def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
         """Of a sharded tensor: the digest of its shards' digests. Each process reads its own."""

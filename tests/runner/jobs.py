@@ -34,7 +34,9 @@ sys.exit(main({arguments!r}))
 """
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torchvision", "samewise.runner.loop", "samewise.runner.build", "samewise.runner.check.components"])
+FORKS.set_forkserver_preload(
+    ["matplotlib.figure", "torch.distributed.fsdp", "torchvision", "samewise.runner.loop", "samewise.runner.build", "samewise.runner.check.components"]
+)
 
 
 class Job:

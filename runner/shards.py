@@ -1,0 +1,133 @@
+"""Tensors in shards on disk: each process writes what it holds and reads what it needs, by torch.distributed.checkpoint.
+
+A checkpoint's state then has, in the place of each sharded tensor, its key, shape and dtype; `shards/` beside it has the tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+FOLDER = "shards"
+KEY = "samewise.shards"
+SAFE = {
+    "torch.distributed.checkpoint.metadata": None,
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath", "WindowsPath", "Path"),
+}
+"""What the index of a folder of shards, which is a pickle, may name: modules, and what in them; None: their classes."""
+
+
+def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
+    """A state without its sharded tensors, and these by key."""
+    if hasattr(state, "device_mesh"):
+        dtype = str(state.dtype).removeprefix("torch.")
+        return {KEY: under, "shape": list(state.shape), "dtype": dtype}, {under: state.detach()}
+    tensors = dict[str, Tensor]()
+    if not isinstance(state, Mapping | list | tuple):
+        return state, tensors
+    mapping = isinstance(state, Mapping)
+    items = cast("Mapping[Any, Any]", state).items() if mapping else enumerate(cast("Sequence[Any]", state))
+    kept = dict[Any, Any]()
+    for name, item in items:
+        kept[name], inner = split(item, f"{under}/{name}")
+        tensors |= inner
+    return kept if mapping else type(state)(kept.values()), tensors  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
+
+
+def filled(state: Any, folder: Path, empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
+    """A state with its sharded tensors.
+
+    Args:
+        state: What `split` left.
+        folder: Where `save` put the tensors.
+        empty: Makes a tensor, or this process's shard of one, to be filled.
+    """
+    tensors = dict[str, Tensor]()
+    whole = _with_empty(state, empty, tensors)
+    if tensors:
+        _load(tensors, folder)
+    return whole
+
+
+def _with_empty(state: Any, empty: Callable[[list[int], torch.dtype], Tensor], tensors: dict[str, Tensor]) -> Any:
+    if isinstance(state, Mapping):
+        mapping = cast("Mapping[Any, Any]", state)
+        if KEY in mapping:
+            return tensors.setdefault(mapping[KEY], empty(list(mapping["shape"]), getattr(torch, mapping["dtype"])))
+        return {name: _with_empty(item, empty, tensors) for name, item in mapping.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_with_empty(item, empty, tensors) for item in cast("Sequence[Any]", state))  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
+    return state
+
+
+def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write this process's shards; all processes call it for one folder, which they share.
+
+    Raises:
+        RuntimeError: one of them could not.
+    """
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint import save as write
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        write(dict(tensors), storage_writer=FileSystemWriter(folder))
+    except CheckpointException as error:
+        reasons = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
+        raise RuntimeError(reasons) from error
+
+
+def digests(folder: Path, rank: int) -> dict[str, str]:
+    """The SHA-256 of each file that a rank has written; rank 0 has the index too."""
+    written = [*folder.glob(f"__{rank}_*.distcp"), *([folder / ".metadata"] if rank == 0 else [])]
+    return {path.name: sha256(path) for path in sorted(written)}
+
+
+def sha256(path: Path) -> str:
+    """Of a file."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _load(tensors: dict[str, Tensor], folder: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint import load as read
+
+    @final
+    class Reader(FileSystemReader):
+        """Reads the index without running anything that it might name; torch itself reads tensors so."""
+
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            from torch.distributed.checkpoint.metadata import StorageMeta
+
+            with open(folder / ".metadata", "rb") as handle:
+                index: Any = Index(handle).load()
+            index.storage_meta = index.storage_meta or StorageMeta()
+            index.storage_meta.load_id = self.load_id
+            return index
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads by itself
+        read(tensors, storage_reader=Reader(folder), no_dist=True)
+
+
+@final
+class Index(pickle.Unpickler):
+    """Reads the index of a folder of shards, and refuses everything that has no place in one."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found: Any = super().find_class(module, name) if module in SAFE or module == "torch" else None
+        if module == "torch" and (isinstance(found, torch.dtype) or found is torch.Size):
+            return found
+        if module in SAFE and (name in allowed if (allowed := SAFE[module]) is not None else isinstance(found, type) and found.__module__ == module):
+            return found
+        raise pickle.UnpicklingError(f"the index of the shards names {module}.{name}, which has no place there")
