@@ -170,6 +170,14 @@ def test_sending_everything_again_changes_nothing(written: RunFolder, store: Sto
     assert store.points(first.progress.run_id) == (20, expected(10))
 
 
+def test_tags_that_a_run_earns_at_its_end_are_sent(written: RunFolder, store: Store) -> None:
+    sending(written, store).synchronise(alive=True)
+    write_json(written.tags, {"sweep.pruned": "at evaluation 2"})
+    after = sending(written, store)
+    after.synchronise(alive=False)
+    assert ("at evaluation 2",) in store.rows("select value from tags where run_uuid = ? and key = 'sweep.pruned'", after.progress.run_id)
+
+
 def test_a_run_deleted_in_mlflow_is_made_again_and_gets_everything(written: RunFolder, store: Store) -> None:
     from samewise.runner.tracking.sending import RunGone
 
