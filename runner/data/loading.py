@@ -23,6 +23,9 @@ from samewise.runner.interfaces import Batch
 
 Collate = Callable[[Sequence[Any]], Batch]
 
+_NOTICE_S = 60
+"""How long a worker goes on after SIGTERM."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -173,6 +176,7 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
-    """Ctrl-C and SIGUSR1 reach all processes of a run and are for the main one: it finishes its step, saves, and ends the workers (by SIGTERM)."""
+    """Signals that a scheduler sends to all processes of a run are for the main one: it finishes its step, saves, and ends the workers."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_NOTICE_S))  # the main process may be the sender, and waits for a worker that hangs

@@ -42,7 +42,7 @@ class Point:
         folder: The run's folder.
         monitor: The experiment's `evaluate.monitor`.
         mode: Its `evaluate.mode`.
-        needs: What its job needs: `threads`, `processes`, `wants_gpu` as in `launchers.base.Job`, and `variables`, to be set before torch is imported.
+        needs: What its job needs: `threads`, `processes`, `wants_gpu`, `spread` as in `launchers.base.Job`; `variables`, set before torch is imported.
     """
 
     number: int

@@ -19,9 +19,10 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from samewise.runner.errors import Interrupted, Problem
+from samewise.runner.errors import Interrupted, PeerFailed, Problem
 from samewise.runner.folder import RunFolder
 from samewise.runner.launchers.parent import end_with_parent
+from samewise.runner.launchers.snapshot import PROJECT
 from samewise.runner.sweep.folder import SweepFolder
 
 LOCAL = "SAMEWISE_ENDS_WITH_LAUNCHER"
@@ -43,8 +44,9 @@ def main(sweep: Path, number: int) -> int:
     try:
         for early in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(early, _stopped)
-        facts = folder.facts
-        found = project.find(Path(facts["root"]), packages=facts["packages"], configs=[Path(one) for one in facts["configs"] if Path(one).is_dir()])
+        facts, code_at = folder.facts, os.environ.get(PROJECT)
+        configs = [Path(one) for one in facts["configs"] if Path(one).is_dir() and not code_at]
+        found = project.find(Path(code_at or facts["root"]), packages=facts["packages"], configs=configs)
         composed = dataclasses.replace(compose.load(folder.config(number)), project=found, overrides=tuple(folder.points()[number].overrides))
         if alone:
             _wait_for(composed.folder)
@@ -53,9 +55,10 @@ def main(sweep: Path, number: int) -> int:
         code, said = cli.told(error)
         if code == 1:
             traceback.print_exc()
-        print(said, file=sys.stderr)
+        if not isinstance(error, PeerFailed) or not error.is_told:
+            print(said, file=sys.stderr)
     finally:
-        if alone:
+        if alone and folder.word(number).get("pid") == os.getpid():  # else a launcher that came later has started it again
             folder.note(number, ended=time.time(), exit_code=code, said=said or None)
     return code
 

@@ -110,7 +110,10 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
         return State(seen.standing.value), seen.reason
     if "ended" in word:
         code = word.get("exit_code")
-        return (State.interrupted if code == 3 else State.failed), _first_line(said) or reason or f"exit code {code}"
+        how = seen.reason if seen is not None and code == 3 else ""
+        return (State.interrupted if code == 3 else State.failed), "; ".join(filter(None, [how, _first_line(said)])) or reason or f"exit code {code}"
+    if seen is not None and seen.failed:
+        return State.failed, reason
     if "began" in word:
         return (State.running, "") if seen is None and not reason else (State.interrupted, reason or "it is gone, without a word")
     return (State.interrupted, reason) if seen is not None and reason else (State.waiting, "")

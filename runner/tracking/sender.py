@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trainer", type=int, required=True)
     arguments = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # a scheduler that stops a job tells all its processes; this one ends after the trainer
     with contextlib.suppress(OSError):
         os.nice(_NICE)

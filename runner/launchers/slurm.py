@@ -1,0 +1,294 @@
+"""Jobs in SLURM's queue: one array for all, submitted at once; this process may go. `slurm_job.py` is what runs on the machines.
+
+SWEEP/slurm/
+  0001.json      a submission: which point each index of its array is, and what the machines need to know
+  0001.sh        its batch script
+  0001-3.log     a link to the log of the point with index 3
+  cancelled/     an empty file for each job that was told to stop
+SWEEP/code/      copies of the code, one for each state in which it was submitted
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.folder import read_json, write_json
+from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.snapshot import snapshot, variables
+
+if TYPE_CHECKING:
+    from samewise.runner.sweep.folder import SweepFolder
+
+_T = TypeVar("_T")
+HOME = "slurm"
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING")
+_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED")
+_BY_ITSELF = ("FAILED", "OUT_OF_MEMORY", "DEADLINE")
+"""Ends that come from the job: started again, it would end so again."""
+_AT_ONCE = 500
+"""Names of jobs in one command line."""
+_PATIENCE_S = 60
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What jobs of one array have alike."""
+
+    nodes: int
+    tasks: int
+    """On each node."""
+    cpus: int
+    """Of each task."""
+    gpus: str | None
+
+
+@final
+class Slurm(Launcher):
+    """Submits arrays of jobs. A job that is preempted, or comes near its time limit, saves and goes back into the queue.
+
+    Args:
+        partition: Of the cluster; null: its default.
+        time: Limit of each job, as sbatch takes it; null: the partition's.
+        account: To be charged.
+        qos: Quality of service.
+        nodes: Machines for each job.
+        cpus: Of each job on each machine; null: as many as it keeps busy.
+        gpus: Of each job on each machine, a number or TYPE:NUMBER; null: one for each process, where the partition has any.
+        mem: Of each job on each machine; null: the cluster's default.
+        jobs: How many at a time; null: any number.
+        setup: Shell lines before each job.
+        extra: Further arguments of sbatch.
+        python: The interpreter on the machines; null: this one.
+        notice_s: Seconds before the time limit at which a run is told to save, and that a cancelled one has before it is ended.
+        requeues: How often a job may be put back into the queue.
+        poll_s: Seconds between two looks.
+    """
+
+    detached = True
+
+    def __init__(
+        self,
+        *,
+        partition: str | None = None,
+        time: str | int | None = None,
+        account: str | None = None,
+        qos: str | None = None,
+        nodes: int = 1,
+        cpus: int | None = None,
+        gpus: int | str | None = None,
+        mem: str | int | None = None,
+        jobs: int | None = None,
+        setup: Sequence[str] = (),
+        extra: Sequence[str] = (),
+        python: str | None = None,
+        notice_s: int = 120,
+        requeues: int = 100,
+        poll_s: float = 5.0,
+    ) -> None:
+        least = {"nodes": (nodes, 1), "cpus": (cpus, 1), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "requeues": (requeues, 0), "poll_s": (poll_s, 0.1)}
+        found = [Problem(name, "is too small", value, f"at least {low}") for name, (value, low) in least.items() if value is not None and value < low]
+        if time is not None and (limit := _seconds(str(time))) is not None and limit <= notice_s:
+            found.append(Problem("time", f"leaves no time: a run is told to save {notice_s} s before", time, f"more than {notice_s} s", "launcher.notice_s"))
+        if found:
+            raise ConfigError(*found)
+        self._partition, self._nodes, self._cpus, self._gpus, self._most = partition, nodes, cpus, gpus, jobs
+        self._setup, self._python, self._notice_s, self._requeues, self.poll_s = tuple(setup), python or sys.executable, notice_s, requeues, poll_s
+        given = {"partition": partition, "time": time, "account": account, "qos": qos, "mem": mem}
+        self._arguments = [*(f"--{name}={value}" for name, value in given.items() if value is not None), *extra]
+        self._last: dict[str, Seen] | None = None
+
+    def open(self, sweep: SweepFolder) -> None:
+        missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
+        if missing:
+            raise ConfigError(Problem("launcher", f"there is no {' and no '.join(missing)} here", "slurm", "a machine of a SLURM cluster", "launcher=local"))
+        self._sweep = sweep
+        self._home = sweep.path.absolute() / HOME
+
+    def room(self, running: Sequence[Job]) -> int | None:
+        return None if self._most is None else self._most - len(running)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
+        facts = self._sweep.facts
+        code = snapshot(self._home.parent, packages=facts.get("packages", ()), configs=facts.get("configs", ()))
+        alike = dict[_Needs, list[Job]]()
+        for job in jobs:
+            alike.setdefault(self._needs(job), []).append(job)
+        for needs, several in alike.items():
+            for some in _cut(several, self._longest()):
+                self._submit(some, needs, code)
+
+    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
+        where = self._where(numbers)
+        if not where:
+            return {}
+        known = self._queue({name.partition("_")[0] for name in where.values()})
+        return {number: known.get(name, Seen(Standing.gone, f"SLURM no longer knows its job {name}")) for number, name in where.items()}
+
+    def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
+        where = self._where(numbers)
+        standing = {where[number]: seen.standing for number, seen in self.look(where).items()}
+        live = [name for name, one in standing.items() if one is not Standing.gone]
+        if not kill:
+            for name in live:
+                (self._home / "cancelled" / name).touch()  # what a running job goes by
+        ended = live if kill else [name for name in live if standing[name] is Standing.waiting]
+        for some in _cut(ended, _AT_ONCE):
+            _call("scancel", *some)  # not with --state=PENDING: in SLURM 22.05 that ends all waiting jobs of the array
+
+    def _needs(self, job: Job) -> _Needs:
+        """What a job asks of each machine."""
+        if self._nodes > 1 and job.spread is None:
+            hint = "strategy=elastic replicas=N, launcher.nodes=1"
+            raise ConfigError(Problem("launcher.nodes", "the strategy has one process, which cannot be on several machines", self._nodes, "1", hint))
+        if self._nodes > 1 and job.spread == "whole" and job.processes % self._nodes:
+            message = f"{job.processes} processes cannot be equally many on {self._nodes} machines"
+            raise ConfigError(Problem("launcher.nodes", message, self._nodes, f"a divisor of {job.processes}"))
+        here = job.processes // self._nodes if self._nodes > 1 and job.spread == "whole" else job.processes
+        tasks = here if self._nodes > 1 else 1  # on one machine the job starts its ranks itself
+        cpus = self._cpus or job.threads * here // job.processes
+        return _Needs(self._nodes, tasks, max(1, cpus // tasks), self._gpus_of(job, here))
+
+    def _gpus_of(self, job: Job, here: int) -> str | None:
+        if self._gpus is not None:
+            return f"gpu:{self._gpus}" if self._gpus not in (0, "0") else None
+        return f"gpu:{here}" if job.wants_gpu and self._has_gpus() else None
+
+    def _has_gpus(self) -> bool:
+        if not hasattr(self, "_gres"):
+            self._gres = _call("sinfo", "--noheader", "--format=%G", *([f"--partition={self._partition}"] if self._partition else [])).stdout
+        return "gpu" in self._gres
+
+    def _longest(self) -> int:
+        """How many jobs an array may have."""
+        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _call("scontrol", "show", "config").stdout, re.M)
+        return int(found[1]) - 1 if found else 1000
+
+    def _submit(self, jobs: Sequence[Job], needs: _Needs, code: Path) -> None:
+        number = 1 + max((int(file.stem) for file in self._home.glob("*.json")), default=0)
+        file = self._home / f"{number:04d}.json"
+        given = {
+            "points": [job.number for job in jobs],
+            "variables": [dict(job.environment) for job in jobs],
+            "python": self._python,
+            "nodes": needs.nodes,
+            "tasks": needs.tasks,
+            "cpus": needs.cpus,
+            "notice_s": self._notice_s,
+            "requeues": self._requeues,
+        }
+        write_json(file, given)
+        script = file.with_suffix(".sh")
+        script.write_text(self._script(file, code), encoding="utf-8")
+        links = [self._home / f"{number:04d}-{index}.log" for index in range(len(jobs))]
+        for link, job in zip(links, jobs, strict=True):
+            link.unlink(missing_ok=True)
+            link.symlink_to(job.log.absolute())
+        logs = str(self._home / f"{number:04d}-").replace("%", "%%") + "%a.log"
+        command = [
+            "sbatch",
+            "--parsable",
+            f"--array=0-{len(jobs) - 1}" + (f"%{self._most}" if self._most else ""),
+            f"--job-name={self._sweep.id}",
+            "--requeue",
+            "--open-mode=append",
+            f"--signal=USR1@{self._notice_s}",
+            f"--output={logs}",
+            f"--nodes={needs.nodes}",
+            f"--ntasks-per-node={needs.tasks}",
+            f"--cpus-per-task={needs.cpus}",
+            *([f"--gres={needs.gpus}"] if needs.gpus else []),
+            *self._arguments,
+            str(script),
+        ]
+        done = _call(*command)
+        if done.returncode:
+            for one in (file, script, *links):
+                one.unlink()
+            raise ConfigError(Problem("launcher", f"SLURM refuses the jobs: {_last_line(done.stderr)}", shlex.join(command[1:-1])))
+        write_json(file, {**given, "job": done.stdout.strip().partition(";")[0]})
+
+    def _script(self, file: Path, code: Path) -> str:
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables(code).items()]
+        start = shlex.join([self._python, "-m", "samewise.runner.launchers.slurm_job", str(file)])
+        return "\n".join(["#!/bin/bash", "set -e", *exports, *self._setup, f"exec {start}"]) + "\n"
+
+    def _where(self, numbers: Iterable[int]) -> dict[int, str]:
+        """The newest job of each point that has been submitted, as `ARRAY_INDEX`."""
+        found = dict[int, str]()
+        for file in sorted(self._home.glob("*.json")):
+            given: Mapping[str, Any] = read_json(file) or {}
+            if "job" in given:
+                found |= {point: f"{given['job']}_{index}" for index, point in enumerate(given["points"])}
+        return {number: found[number] for number in numbers if number in found}
+
+    def _queue(self, arrays: Iterable[str]) -> Mapping[str, Seen]:
+        """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`."""
+        columns = "ArrayJobID:24,ArrayTaskID:16,State:24,exit_code:16,Reason:200"
+        found = dict[str, Seen]()
+        for some in _cut(sorted(arrays), _AT_ONCE):
+            done = _call("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(some)}", f"--Format={columns}")
+            if done.returncode and "Invalid job id" not in done.stderr:
+                if self._last is not None:  # a controller that restarts
+                    return self._last
+                raise ConfigError(Problem("launcher", f"SLURM does not answer: {_last_line(done.stderr)}", "slurm"))
+            found |= dict(map(_read, filter(str.strip, done.stdout.splitlines()))) if not done.returncode else {}
+        self._last = found
+        return found
+
+
+def _read(line: str) -> tuple[str, Seen]:
+    """A job, from squeue's words."""
+    array, index, state, status, reason = line[:24].strip(), line[24:40].strip(), line[40:64].strip(), line[64:80].strip(), line[80:].strip()
+    name = f"{array}_{index}"
+    if state in _WAITING:
+        return name, Seen(Standing.waiting, "" if reason == "None" else reason)
+    if state not in _ENDED:
+        return name, Seen(Standing.running)
+    if state == "COMPLETED":
+        return name, Seen(Standing.gone, "")
+    code = os.waitstatus_to_exitcode(int(status)) if status.isdigit() else 0
+    how = f" with exit code {code}" if code > 0 and state == "FAILED" else ""
+    why = f" ({reason})" if reason not in ("", "None", "NonZeroExitCode") else ""
+    return name, Seen(Standing.gone, state + how + why, failed=state in _BY_ITSELF)
+
+
+def _call(*command: str) -> subprocess.CompletedProcess[str]:
+    """A command of SLURM's. Inside a job its variables would be taken for options."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")}
+    try:
+        return subprocess.run(command, capture_output=True, text=True, env=kept, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"{command[0]} has said nothing within {_PATIENCE_S} s")
+
+
+def _last_line(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return re.sub(r"^\w+: ((error|fatal): )?", "", lines[-1]) if lines else "without a word"
+
+
+def _cut(values: Sequence[_T], most: int) -> Iterator[Sequence[_T]]:
+    """In pieces of at most so many."""
+    return (values[start : start + most] for start in range(0, len(values), most))
+
+
+def _seconds(limit: str) -> int | None:
+    """A time limit as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None for what it calls endless, and for what cannot be read."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
+    if not found:
+        return None
+    days, *parts = (int(part) if part else 0 for part in found.groups())
+    if found[1] is None and found[4] is None:
+        parts = [0, *parts[:2]]
+    hours, minutes, seconds = parts
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

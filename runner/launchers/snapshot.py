@@ -1,0 +1,110 @@
+"""A copy of the code that a job will run, so that what is edited before it starts changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PROJECT = "SAMEWISE_PROJECT"
+"""A variable that names a copy, which a job then takes for the user's project."""
+_LARGE = 16 << 20  # bytes; a file of this size is data that lies in a package, and is linked
+_CONFIGS = "project_configs"
+
+
+def snapshot(sweep: Path, *, packages: Sequence[str], configs: Sequence[str]) -> Path:
+    """Copy samewise's own files, and the project's packages and config folders, into SWEEP/code/DIGEST. Installed packages are not copied.
+
+    Args:
+        sweep: The sweep's folder.
+        packages: The project's packages.
+        configs: Its config folders, the first searched first.
+
+    Returns:
+        The folder with the copy, one for each state of the code.
+    """
+    import samewise
+
+    sources = {"samewise": Path(samewise.__path__[0])}
+    for name in dict.fromkeys(package.partition(".")[0] for package in packages):
+        if (folder := _own(name)) is not None:
+            sources[name] = folder
+    found = [(Path(name, file.relative_to(folder)), file) for name, folder in sources.items() for file in _files(folder)]
+    for folder in reversed(configs):  # the first, copied last, lies on top
+        found += [(Path(_CONFIGS, file.relative_to(folder)), file) for file in _files(Path(folder))]
+    settings = _settings(packages, bool(configs))
+    target = sweep / "code" / _digest(found, settings)
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        making = target.with_name(f".{uuid.uuid4().hex}")
+        _copy(found, making)
+        (making / _CONFIGS).mkdir(exist_ok=True)
+        (making / "pyproject.toml").write_text(settings, encoding="utf-8")
+        try:
+            making.rename(target)
+        except OSError:  # another process was quicker
+            shutil.rmtree(making)
+    return target
+
+
+def variables(code: Path) -> Mapping[str, str]:
+    """With these a Python process, and those that it starts, take the copy for samewise and for the project."""
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(code), *([before] if before else [])]), "PYTHONSAFEPATH": "1", PROJECT: str(code)}
+
+
+def _own(name: str) -> Path | None:
+    """Where a package of the project lies; None for an installed one, and for one that is a single file or not there."""
+    found = importlib.util.find_spec(name)
+    places = list(found.submodule_search_locations or ()) if found else []
+    if not places or any(part in ("site-packages", "dist-packages") for part in Path(places[0]).parts) or Path(places[0]).is_relative_to(sys.base_prefix):
+        return None
+    return Path(places[0])
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder, links followed, in a fixed order; without caches and what is hidden."""
+    seen = set[str]()
+    for at, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(at)
+        folders[:] = [] if real in seen else sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        if real not in seen:
+            seen.add(real)
+            yield from (Path(at, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _settings(packages: Sequence[str], has_configs: bool) -> str:
+    lines = ["[tool.samewise]", f"packages = {json.dumps(list(packages))}", *([f'configs = "{_CONFIGS}"'] if has_configs else [])]
+    return "\n".join(lines) + "\n"
+
+
+def _digest(files: Iterable[tuple[Path, Path]], settings: str) -> str:
+    total = hashlib.sha256(settings.encode())
+    for name, file in files:
+        facts = file.stat()
+        body: Any = f"{file} {facts.st_size} {facts.st_mtime_ns}".encode() if facts.st_size > _LARGE else file.read_bytes()
+        total.update(f"{name} {len(body)}\n".encode() + body)
+    return total.hexdigest()[:12]
+
+
+def _copy(files: Iterable[tuple[Path, Path]], target: Path) -> None:
+    """With the times of files, so that what Python has compiled of them still counts and comes along."""
+    for name, file in files:
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        if file.stat().st_size > _LARGE:
+            place.symlink_to(file.resolve())
+            continue
+        shutil.copy2(file, place)
+        compiled = Path(importlib.util.cache_from_source(str(file))) if file.suffix == ".py" else None
+        if compiled and compiled.is_file():
+            (place.parent / "__pycache__").mkdir(exist_ok=True)
+            shutil.copy2(compiled, place.parent / "__pycache__" / compiled.name)

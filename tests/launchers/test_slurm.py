@@ -1,0 +1,191 @@
+"""`launcher=slurm` on a real SLURM of two nodes: detached, preempted, requeued, cancelled, failing; the same bits as alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "callbacks=hold", "evaluate.every_epochs=null"]
+HOLD = '''
+import pathlib, time
+from samewise.runner.interfaces import Callback
+
+class Hold(Callback):
+    """At the fifth step, waits while there is a file for its seed, or until the run is asked to stop: no clock decides what a test finds."""
+
+    def __init__(self, folder: str, seed: int) -> None:
+        self.file = pathlib.Path(folder, str(seed))
+
+    def on_step(self, run, outcome):
+        while run.step == 5 and self.file.exists() and not run.strategy.stop_heard:
+            (self.file.parent / f"{self.file.name}.held").touch()
+            time.sleep(0.05)
+'''
+
+
+class Lab:
+    """A project with a callback that holds runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.holds = folder / "holds"
+        self.code = folder / "slurm_lab" / "hold.py"
+        for one in ("holds", "slurm_lab", "configs/callbacks"):
+            (folder / one).mkdir(parents=True)
+        (folder / "pyproject.toml").write_text('[tool.samewise]\npackages = ["slurm_lab"]\nconfigs = "configs"\n')
+        (folder / "slurm_lab" / "__init__.py").touch()
+        self.code.write_text(HOLD)
+        target = f"hold:\n  _target_: slurm_lab.hold.Hold\n  folder: {self.holds}\n  seed: ${{seed}}\n"
+        (folder / "configs" / "callbacks" / "hold.yaml").write_text(f"# Waits at a step\n{target}")
+
+    def hold(self, *seeds: int) -> None:
+        for seed in seeds:
+            (self.holds / str(seed)).touch()
+
+    def held(self, *seeds: int) -> bool:
+        return all((self.holds / f"{seed}.held").exists() for seed in seeds)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.fixture
+def lab(project: Lab, tmp_path, monkeypatch) -> Lab:
+    """The project, as the current folder, with nothing held."""
+    monkeypatch.chdir(project.folder)
+    for file in project.holds.iterdir():
+        file.unlink()
+    return project
+
+
+def points(samewise, *arguments: object) -> list[dict]:
+    """What `--status` knows of each point."""
+    return json.loads(samewise("sweep", *arguments, "--status", "--json").stdout)["points"]
+
+
+def states(samewise, *arguments: object) -> list[str]:
+    return [point["state"] for point in points(samewise, *arguments)]
+
+
+def alone(samewise, tmp_path, seed: int, *overrides: str) -> str:
+    done = samewise("train", *TINY, f"run_root={tmp_path / 'alone'}", f"seed={seed}", *overrides, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["weights_sha256"]
+
+
+def test_eight_jobs_two_preempted_one_requeued_and_one_out_of_time_give_the_bits_of_runs_alone(samewise, cluster, lab, tmp_path):
+    sweep = [*TINY, f"run_root={tmp_path}", "seed=range(8)", "launcher=slurm", "launcher.poll_s=0.5"]
+    lab.hold(0, 1, 2, 3)
+    samewise("sweep", *sweep, "--list")  # torch is imported, as it is not again
+    began, busy = time.monotonic(), os.times()
+    assert "8 jobs submitted" in samewise("sweep", *sweep).stderr
+    now = os.times()
+    print(f"submitted after {time.monotonic() - began:.2f} s")
+    assert now.user + now.system + now.children_user + now.children_system - sum(busy[:4]) < 4  # of the processor's time: others may use it too
+    assert "8 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not a second time
+    assert len(cluster.jobs()) == 8
+
+    cluster.wait_for("two held runs", lambda: lab.held(0, 1))
+    assert states(samewise, *sweep) == ["running"] * 2 + ["waiting"] * 6
+    cluster.call("sbatch", "--partition=high", "--nodes=2", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 1")
+    cluster.wait_for("two other held runs", lambda: lab.held(2, 3))
+    array = cluster.jobs("RUNNING")[0].partition("_")[0]
+    cluster.call("scontrol", "requeue", f"{array}_2")
+    cluster.call("scancel", "--signal=USR1", f"{array}_3.0")  # as SLURM does launcher.notice_s before the time limit
+    done = samewise("sweep", *sweep, "--wait", "--json")
+    assert done.returncode == 0
+
+    found = json.loads(done.stdout)["points"]
+    assert [point["state"] for point in found] == ["finished"] * 8
+    assert [point["tries"] for point in found] == [2, 2, 2, 2, 1, 1, 1, 1]
+    log = "".join(file.read_text() for file in tmp_path.glob("sweeps/*/logs/000[0-3].log"))
+    assert log.count("and saved") == 4
+    for seed in (0, 2, 3, 4):
+        assert found[seed]["weights_sha256"] == alone(samewise, tmp_path, seed)
+
+
+def test_a_run_on_two_nodes_over_gloo_has_the_bits_of_one_process(samewise, cluster, lab, tmp_path):
+    sweep = [*TINY, f"run_root={tmp_path}", "replicas=2", "seed=0,1", "strategy=elastic", "launcher=slurm", "launcher.nodes=2", "launcher.poll_s=0.5"]
+    lab.hold(0)
+    samewise("sweep", *sweep)
+    cluster.wait_for("a held run", lambda: lab.held(0))
+    first = cluster.jobs("RUNNING")[0]
+    assert cluster.call("squeue", "-h", "-j", first, "-o", "%D") == "2"
+    cluster.call("scontrol", "requeue", first)
+    done = samewise("sweep", *sweep, "--wait", "--json")
+    assert done.returncode == 0
+    for seed, point in enumerate(json.loads(done.stdout)["points"]):
+        assert point["weights_sha256"] == alone(samewise, tmp_path, seed, "replicas=2")
+        surroundings = json.loads((Path(point["folder"]) / "environment.json").read_text())
+        assert surroundings["fingerprint"] == point["fingerprint"]
+    assert [point["tries"] for point in points(samewise, *sweep)] == [2, 1]
+
+
+def test_several_nodes_for_one_process_are_refused(samewise, cluster, lab, tmp_path):
+    done = samewise("sweep", *TINY, f"run_root={tmp_path}", "seed=0,1", "launcher=slurm", "launcher.nodes=2")
+    assert done.returncode == 2
+    assert "the strategy has one process" in done.stderr
+
+
+def test_a_failing_job_is_told_with_its_reason_and_run_again_when_asked(samewise, cluster, lab, tmp_path):
+    sweep = [*TINY, f"run_root={tmp_path}", "optimizer.lr=1e30,0.1", "launcher=slurm", "launcher.poll_s=0.5"]
+    samewise("sweep", *sweep, "launcher.setup=['exit 7']")
+    cluster.wait_for("the end of both", lambda: states(samewise, *sweep) == ["failed"] * 2)
+    assert {point["reason"] for point in points(samewise, *sweep)} == {"FAILED with exit code 7"}
+    assert "0 to run" in samewise("sweep", *sweep).stderr
+    done = samewise("sweep", *sweep, "--retry-failed", "--wait")
+    assert done.returncode == 1
+    bad, good = points(samewise, *sweep)
+    assert bad["state"] == "failed"
+    assert "is not finite" in bad["reason"]
+    assert good["state"] == "finished"
+
+
+def test_what_is_cancelled_says_so_has_saved_and_goes_on_when_submitted_again(samewise, cluster, lab, tmp_path):
+    sweep = [*TINY, f"run_root={tmp_path}", "seed=range(4)", "launcher=slurm", "launcher.poll_s=0.5"]
+    lab.hold(0, 1, 2)
+    samewise("sweep", *sweep)
+    cluster.wait_for("two held runs", lambda: lab.held(0, 1))
+    array = cluster.jobs("RUNNING")[0].partition("_")[0]
+    cluster.call("scancel", f"{array}_1", f"{array}_3")
+    cluster.wait_for("a third held run", lambda: lab.held(2))
+    found = points(samewise, *sweep)
+    assert [point["state"] for point in found] == ["running", "interrupted", "running", "interrupted"]
+    assert found[1]["reason"] == "CANCELLED; stopped by SIGTERM at step 5, and saved"
+    assert found[3]["reason"] == "CANCELLED"
+
+    samewise("sweep", *sweep, "--cancel")
+    cluster.wait_for("an empty queue", lambda: not cluster.jobs("RUNNING", "COMPLETING", "PENDING"))
+    assert [point["reason"] for point in points(samewise, *sweep)][::2] == ["CANCELLED; stopped by SIGUSR1 at step 5, and saved"] * 2
+    done = samewise("sweep", *sweep, "--wait", "--json")
+    assert [point["steps"] for point in json.loads(done.stdout)["points"]] == [20] * 4
+
+
+def test_a_run_whose_node_goes_down_ends_on_another_with_the_code_that_was_submitted(samewise, cluster, lab, tmp_path):
+    sweep = [*TINY, f"run_root={tmp_path}", "seed=5", "launcher=slurm", "launcher.poll_s=0.5"]
+    lab.hold(5)
+    cluster.call("scontrol", "update", "PartitionName=main", "State=DOWN")
+    samewise("sweep", *sweep)
+    lab.code.write_text("raise RuntimeError('edited after submission')")
+    cluster.call("scontrol", "update", "PartitionName=main", "State=UP")
+    cluster.wait_for("a held run", lambda: lab.held(5))
+    (job,) = cluster.jobs("RUNNING")
+    node = cluster.call("squeue", "-h", "-j", job, "-o", "%N")
+    cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    try:
+        done = samewise("sweep", *sweep, "--wait", "--json")
+        (point,) = json.loads(done.stdout)["points"]
+        assert (point["state"], point["tries"]) == ("finished", 2)
+        assert {cluster.call("squeue", "-h", "-r", "--states=all", "-j", job, "-o", "%N")} == {"n1", "n2"} - {node}
+    finally:
+        cluster.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        lab.code.write_text(HOLD)
+    assert point["weights_sha256"] == alone(samewise, tmp_path, 5)
