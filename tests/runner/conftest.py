@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,5 +19,5 @@ _spec.loader.exec_module(_module)
 @pytest.fixture(autouse=True)
 def no_rank_outlives_its_test() -> Iterator[None]:
     yield
-    for child in multiprocessing.active_children():
-        child.kill()
+    while _module.STARTED:
+        _module.STARTED.pop().kill()

@@ -37,6 +37,8 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["matplotlib.figure", "torch.distributed.fsdp", "torchvision", "samewise.runner.loop", "samewise.runner.build", "samewise.runner.check.components"]
 )
+STARTED: list[multiprocessing.context.ForkServerProcess] = []
+"""Killed when the test that started them is over."""
 
 
 class Job:
@@ -54,6 +56,7 @@ class Job:
         code = RANK.format(variables=variables, said=self._files[rank], arguments=["train", *overrides, "--json"])
         process = FORKS.Process(target=exec, args=(code, {}))
         process.start()
+        STARTED.append(process)
         return process
 
     def wait(self, seconds: float = 100) -> list[int | None]:
