@@ -19,10 +19,8 @@ from samewise.runner.interfaces import Batch
 
 FOLDER = files("samewise.configs") / "transforms"
 CHOICES = sorted(entry.name.removesuffix(".yaml") for entry in FOLDER.iterdir() if entry.name.endswith(".yaml"))
-IMAGES = [
-    choice for choice in CHOICES if choice == "none" or "numeric.Normalize" in (FOLDER / f"{choice}.yaml").read_text()
-]  # the others have tests of their own
-IMAGES = [choice for choice in CHOICES if choice == "none" or "numeric.Normalize" in (FOLDER / f"{choice}.yaml").read_text()]  # of classification
+NORMALISING = [choice for choice in CHOICES if "numeric.Normalize" in (FOLDER / f"{choice}.yaml").read_text()]  # the others have tests of their own
+IMAGES = ["none", *(choice for choice in NORMALISING if choice != "clips")]
 SIZES = {"imagenet": (224, 224), "imagenet_v2": (176, 224)}
 
 
@@ -80,6 +78,17 @@ def test_photographs_of_any_size_come_out_at_the_published_sizes(choice: str):
 def test_sizes_can_be_made_small_by_override(choice: str):
     for split in ("train", "eval"):
         assert passed(choice, split, {"size": 16, "eval_size": 16, "eval_resize": 20}, varied=True, size=40)["image"].shape[-1] == 16
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_clips_of_any_size_come_out_cropped_with_channels_before_time(split: str):
+    sample, batch = built("clips", split)
+    clips = [torch.randint(256, (4, 3, 90 + 10 * number, 200), dtype=torch.uint8) for number in range(3)]
+    made = Classification(num_classes=6).collate([v2.Compose(sample)({"image": clip, "label": 0}) for clip in clips])
+    for transform in batch:
+        made = transform(made)
+    assert made["image"].shape == (3, 3, 4, 112, 112)
+    assert made["image"].dtype == torch.float32
 
 
 def test_none_changes_nothing():
