@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from samewise.runner.launchers.base import Job
@@ -110,7 +111,7 @@ def main() -> int:
     waker, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, _woken)
     jobs, heard, is_open = dict[int, int](), b"", True
     while is_open or jobs:
         ready, _, _ = select.select([waker, *([0] if is_open else [])], [], [])
@@ -139,6 +140,10 @@ def _obey(message: Mapping[str, Any], jobs: dict[int, int]) -> None:
     if pid == 0:
         _be(message)
     jobs[pid] = message["start"]
+
+
+def _woken(number: int, frame: FrameType | None) -> None:
+    """A job has ended: `select` returns, by the wakeup descriptor."""
 
 
 def _preload(environment: Mapping[str, str]) -> None:

@@ -137,14 +137,8 @@ class Optuna(Sweeper):
             import torch
 
             torch.set_num_threads(1)  # the cores are the jobs'
-        directions = [f"{mode}imize" for mode in self._objectives.values()]
-        study = optuna_study.opened(
-            self._folder.path,
-            directions,
-            names=list(self._objectives),
-            sampler=self._sampler(0),
-            pruner=optuna_study.pruner(self._pruner, self._pruner_options),
-        )
+        pruner = optuna_study.pruner(self._pruner, self._pruner_options)
+        study = optuna_study.opened(self._folder.path, self._objectives, sampler=self._sampler(0), pruner=pruner)
         written = {point.setting for point in self._folder.points()}
         trials = study.get_trials(deepcopy=False)
         self._orphans.extend(one.number for one in trials if one.state is optuna.trial.TrialState.RUNNING and one.number not in written)

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ try:
     from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
     from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
     from optuna.storages.journal import JournalFileBackend, JournalStorage
+    from optuna.study import StudyDirection
 except ImportError as missing:
     raise ConfigError(Problem("sweeper", f"needs Optuna 5: {missing}", hint="pip install 'samewise[sweep]'")) from None
 
@@ -87,23 +88,21 @@ def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
     return NopPruner() if name is None else _made(PRUNERS, name, "pruner", options)
 
 
-def opened(folder: Path, directions: Sequence[str], *, names: Sequence[str], sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
+def opened(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
     """The study of a sweep, begun where there is none yet.
 
     Args:
         folder: The sweep's.
-        directions: minimize or maximize, for each objective.
-        names: The objectives' names, for those who look at the study.
+        objectives: min or max, for each metric.
         sampler: Its sampler.
         pruner: Its pruner.
     """
-    study = optuna.create_study(
-        storage=storage(folder), study_name=folder.name, directions=list(directions), sampler=sampler, pruner=pruner, load_if_exists=True
-    )
+    directions = [StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE for mode in objectives.values()]
+    study = optuna.create_study(storage=storage(folder), study_name=folder.name, directions=directions, sampler=sampler, pruner=pruner, load_if_exists=True)
     if study.metric_names is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(list(names))
+            study.set_metric_names(list(objectives))
     return study
 
 
