@@ -52,12 +52,12 @@ class FSDP(OneReplicaEach):
     level = "R1"
 
     rank_invariant: bool = False
-    shard: Sequence[str] | None = None
+    shard: Sequence[str] | str | None = None
     shard_min_parameters: int = 100_000
     reshard_after_forward: bool = True
     param_dtype: str | None = None
     reduce_dtype: str | None = None
-    activation_checkpointing: Sequence[str] = ()
+    activation_checkpointing: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,12 +13,13 @@ LISTS = (nn.ModuleList, nn.ModuleDict)
 """They hold modules and are never called."""
 
 
-def named(model: nn.Module, patterns: Sequence[str], path: str) -> list[tuple[str, nn.Module]]:
+def named(model: nn.Module, patterns: Sequence[str] | str, path: str) -> list[tuple[str, nn.Module]]:
     """The modules that one of the patterns means, in the model's order; never the model itself.
 
     Raises:
         ConfigError: a pattern means none, or one that is never called.
     """
+    patterns = [patterns] if isinstance(patterns, str) else patterns
     every = [(name, module) for name, module in model.named_modules() if name]
     for pattern in patterns:
         if not any(_means(pattern, name, module) for name, module in every):

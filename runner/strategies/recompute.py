@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from samewise.runner.strategies.modules import named
 
 
-def recompute(model: nn.Module, patterns: Sequence[str], path: str) -> None:
+def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> None:
     """Have the modules that the patterns mean compute their activations twice. Names of parameters stay as they are.
 
     Random numbers are those of the first time, since torch keeps the generators' state; buffers (batch norm's statistics) are not updated again.

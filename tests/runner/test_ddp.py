@@ -1,0 +1,127 @@
+"""What torch's DistributedDataParallel offers, each on real ranks over gloo: hooks, uneven inputs, optimizer state in shards, timeouts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from samewise_runner_jobs import Job, run, weights
+
+from samewise.runner import checkpoint
+
+# Few steps at a small rate: rounding has no time to grow, and what is wrong is wrong by far more than rounding.
+MILD = ["strategy=ddp", "replicas=2", "optimizer.lr=0.01", "max_steps=6", "callbacks=none"]
+LAST_BATCH_OF_TWO = ["replicas=4", "loader.drop_last=false", "batch_size=24", "dataset.samples=50"]
+"""Of four processes, two have no sample in an epoch's last step."""
+
+
+def distance(folder: Path, other: Path) -> float:
+    """The largest difference of two runs' final weights, by the largest weight; batch norm's statistics are left out."""
+    one, two = (checkpoint.load(path / "checkpoints" / "latest")["model"] for path in (folder, other))
+    names = [name for name in one if "running" not in name and "tracked" not in name]
+    assert names
+    assert one.keys() == two.keys()
+    return max(float((one[name] - two[name]).abs().max() / two[name].abs().max().clamp(min=1e-3)) for name in names)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DDP on two ranks with nothing else."""
+    return run(tmp_path_factory.mktemp("plain"), 2, *MILD)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process that carries both replicas."""
+    return run(tmp_path_factory.mktemp("alone"), 1, *MILD, "strategy=single")
+
+
+@pytest.mark.slow
+def test_agrees_with_one_process(plain, alone):
+    assert distance(plain, alone) < 1e-4
+    assert json.loads((plain / "summary.json").read_text())["level"] == "R0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["strategy.bucket_mb=0.05", "strategy.static_graph=true", "strategy.find_unused_parameters=true", "strategy.zero=true"])
+def test_options_that_only_order_the_work_give_the_same_bits_on_two_ranks(plain, tmp_path, option):
+    folder = run(tmp_path, 2, *MILD, option)
+    assert weights(folder) == weights(plain)
+    assert folder.name != plain.name, "the option is part of the experiment's identity"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hook", "least", "most"), [("fp16", 1e-6, 1e-2), ("bf16", 1e-5, 5e-2), ("powersgd", 1e-4, 0.5)])
+def test_hooks_compress_the_gradients_and_come_close(plain, tmp_path, hook, least, most):
+    found = distance(run(tmp_path, 2, *MILD, f"strategy.hook={hook}", "strategy.powersgd_start_step=2"), plain)
+    assert least < found < most
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("further", [[], ["accumulate=2"], ["strategy.hook=bf16"], ["strategy.static_graph=true"]])
+def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, further):
+    ranks, alone = run(tmp_path / "ddp", 4, *MILD, *LAST_BATCH_OF_TWO, *further), tmp_path / "alone"
+    of_one = [option for option in further if not option.startswith("strategy.")]
+    found = distance(ranks, run(alone, 1, *MILD, *LAST_BATCH_OF_TWO, *of_one, "strategy=single"))
+    assert found < (5e-2 if "strategy.hook=bf16" in further else 1e-3)
+
+
+@pytest.mark.slow
+def test_powersgd_is_refused_where_a_process_would_have_no_samples(tmp_path):
+    job = Job(tmp_path, 4, *MILD, *LAST_BATCH_OF_TWO, "strategy.hook=powersgd")
+    assert set(job.wait()) <= {1, 2}
+    assert "PowerSGD cannot exchange gradients where a process has no samples" in job.errors
+    assert job.errors.count("error:") == 1
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_sharded_optimizer_state_is_that_of_the_whole_optimizer(plain, tmp_path):
+    sharded = run(tmp_path, 2, *MILD, "strategy.zero=true")
+    one, two = (checkpoint.load(folder / "checkpoints" / "latest")["optimizers"]["train"] for folder in (sharded, plain))
+    assert one["param_groups"] == two["param_groups"]
+    assert one["state"].keys() == two["state"].keys()
+    assert all(torch.equal(one["state"][number]["momentum_buffer"], two["state"][number]["momentum_buffer"]) for number in two["state"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_sharded_optimizer_state_is_resumed_on_two_ranks_to_the_same_bits(plain, tmp_path):
+    job = Job(tmp_path, 2, *MILD, "strategy.zero=true", "checkpoint.every_steps=1")
+    job.wait_for_step(3)
+    job.ranks[0].kill()
+    job.wait()
+    assert weights(run(tmp_path, 2, *MILD, "strategy.zero=true", "checkpoint.every_steps=1")) == weights(plain)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_told_of(tmp_path):
+    job = Job(tmp_path, 2, *MILD, "max_steps=4000", "max_epochs=4000", "strategy.timeout_s=5")
+    job.wait_for_step(3)
+    os.kill(job.ranks[1].pid, signal.SIGSTOP)
+    started = time.monotonic()
+    job.ranks[0].join(60)
+    assert job.ranks[0].exitcode == 1, job.errors
+    assert time.monotonic() - started < 30
+    assert "waited 5 s" in job.errors
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy.bucket_mb=0", "must be positive"),
+        ("strategy.powersgd_start_step=1", "before DDP has arranged its buckets"),
+        ("strategy.powersgd_rank=0", "is too small"),
+        ("strategy.timeout_s=0", "is too small"),
+        ("strategy.zero=perhaps", "wrong type"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(samewise, tmp_path, override, message):
+    done = samewise("train", "experiment=resnet18_digits", "replicas=2", "strategy=ddp", f"run_root={tmp_path}", override)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -1,0 +1,140 @@
+"""strategy=fsdp on real ranks over gloo: it agrees with one process, repeats, resumes, and its checkpoints move."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from samewise_runner_jobs import Job, run, weights
+
+from samewise.runner import checkpoint
+
+MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none"]
+FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
+MORE = ["clip_norm=0.5", "accumulate=2", "callbacks=ema", "callbacks.ema.every_steps=2", "optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"]
+"""What else looks into gradients, weights and the optimizer's state."""
+
+
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(folder / "checkpoints" / "latest")["model"]
+
+
+def assert_close(folder: Path, reference: Path, *, tolerance: float = 1e-4) -> None:
+    one, two = final(folder), final(reference)
+    assert list(one) == list(two)
+    for name, tensor in one.items():
+        assert torch.allclose(tensor.float(), two[name].float(), rtol=tolerance, atol=tolerance), name
+    metrics = [json.loads((path / "summary.json").read_text())["metrics"]["final"] for path in (folder, reference)]
+    assert metrics[0]["valid/loss"] == pytest.approx(metrics[1]["valid/loss"], rel=tolerance)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process that carries both replicas."""
+    return run(tmp_path_factory.mktemp("alone"), 1, *MILD, "strategy=single")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks, each with half of everything."""
+    return run(tmp_path_factory.mktemp("two"), 2, *MILD, *FSDP)
+
+
+@pytest.mark.slow
+def test_agrees_with_one_process_and_says_what_it_promises(samewise, alone, two):
+    assert_close(two, alone)
+    assert json.loads((two / "summary.json").read_text())["level"] == "R1"
+    assert two.name != alone.name
+    assert samewise("digest", two).stdout.split()[0] == weights(two)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killed_and_resumed_gives_the_bits_of_the_first_run(two, tmp_path):
+    job = Job(tmp_path, 2, *MILD, *FSDP, "checkpoint.every_steps=1")
+    job.wait_for_step(3)
+    job.ranks[1].kill()
+    job.wait()
+    again = run(tmp_path, 2, *MILD, *FSDP, "checkpoint.every_steps=1")
+    assert weights(again) == weights(two)
+    assert (again / "trace.jsonl").read_bytes() == (two / "trace.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_more_of_what_a_run_may_have(tmp_path):
+    reference = run(tmp_path / "alone", 1, *MILD, *MORE, "strategy=single")
+    folder = run(tmp_path / "two", 2, *MILD, *FSDP, *MORE)
+    assert_close(folder, reference, tolerance=2e-3)
+    averages = [checkpoint.load(path / "checkpoints" / "latest")["callbacks"]["ema"]["averaged"] for path in (folder, reference)]
+    assert all(torch.allclose(one.float(), other.float(), rtol=2e-3, atol=2e-3) for one, other in zip(*(kept.values() for kept in averages), strict=True))
+    recomputed = run(tmp_path / "recomputed", 2, *MILD, *FSDP, *MORE, "strategy.activation_checkpointing=[BasicBlock]")
+    assert weights(recomputed) == weights(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_processes_without_samples_take_part_in_an_epochs_last_step(tmp_path):
+    last_batch_of_two = ["replicas=4", "loader.drop_last=false", "batch_size=24", "dataset.samples=50"]
+    reference = run(tmp_path / "alone", 1, *MILD, *last_batch_of_two, "strategy=single")
+    assert_close(run(tmp_path / "four", 4, *MILD, *FSDP, *last_batch_of_two), reference, tolerance=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["strategy.param_dtype=bfloat16", "strategy.reduce_dtype=float32"], ["precision=fp16", "memory_format=channels_last"]])
+def test_half_precision_comes_close(two, tmp_path, options):
+    folder = run(tmp_path, 2, *MILD, *FSDP, *options)
+    assert_close(folder, two, tolerance=0.1)
+    assert weights(folder) != weights(two)
+    assert {tensor.dtype for tensor in final(folder).values()} == {torch.float32, torch.int64}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two, tmp_path):
+    """From one process to two with shards on disk, then to optimizer state in shards, then to one again."""
+    path = alone / "checkpoints" / "step-00000002"
+    moves = [(2, [*FSDP, "checkpoint.sharded=true"]), (2, ["strategy=ddp", "strategy.zero=true"]), (1, ["strategy=elastic"])]
+    for number, (ranks, options) in enumerate(moves):
+        folder = run(tmp_path / str(number), ranks, *MILD, *options, f"resume_from={path}")
+        assert_close(folder, alone)
+        path = folder / "checkpoints" / "step-00000004"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_whose_checkpoints_are_in_shards(samewise, two, tmp_path):
+    in_shards = [*MILD, *FSDP, "checkpoint.sharded=true", "checkpoint.every_steps=1"]
+    job = Job(tmp_path, 2, *in_shards)
+    job.wait_for_step(3)
+    job.ranks[0].kill()
+    job.wait()
+    folder = run(tmp_path, 2, *in_shards)
+    assert folder.name == two.name, "how checkpoints are written is no part of the experiment"
+    assert weights(folder) == weights(two)
+    latest = folder / "checkpoints" / "latest"
+    assert sorted(path.name for path in (latest / "shards").iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert samewise("digest", folder).stdout.split()[0] == weights(two)
+    assert samewise("eval", folder, "--json").returncode == 0
+    damaged = latest / "shards" / "__1_0.distcp"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    done = samewise("digest", latest)
+    assert done.returncode == 2
+    assert "__1_0.distcp" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy.rank_invariant=true", "depends on the number of processes"),
+        ("strategy.param_dtype=bf16", "did you mean 'bfloat16'"),
+        ("strategy.shard_min_parameters=0", "is too small"),
+        ("strategy.nproc=3", "more processes than replicas"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(samewise, tmp_path, override, message):
+    done = samewise("train", "experiment=resnet18_digits", "replicas=2", "strategy=fsdp", f"run_root={tmp_path}", override)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -1,0 +1,102 @@
+"""Without ranks: which modules a setting means, activations computed twice, the index of shards, and which micro-batches have samples."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from samewise.runner import shards
+from samewise.runner.data.plan import Plan
+from samewise.runner.digest import combined, digests, state_digest
+from samewise.runner.errors import ConfigError
+from samewise.runner.strategies.modules import large_children, named
+from samewise.runner.strategies.recompute import recompute
+
+
+class Net(nn.Module):
+    """A stem, two blocks in a list, and a head whose weight is the stem's."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8, bias=False)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.ReLU()) for _ in range(2))
+        self.head = nn.Linear(8, 8, bias=False)
+        if tied:
+            self.head.weight = self.stem.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = self.stem(inputs)
+        for block in self.blocks:
+            inputs = block(inputs)
+        return self.head(inputs)
+
+
+def test_modules_are_meant_by_class_or_by_name():
+    net = Net()
+    assert [name for name, _ in named(net, ["Sequential"], "strategy.shard")] == ["blocks.0", "blocks.1"]
+    assert [name for name, _ in named(net, ["head", "blocks.1"], "strategy.shard")] == ["blocks.1", "head"]
+    assert [name for name, _ in named(net, "head", "strategy.shard")] == ["head"]
+    with pytest.raises(ConfigError, match=r"strategy\.shard.*means no module(.|\n)*did you mean 'Sequential'"):
+        named(net, ["Sequental"], "strategy.shard")
+    with pytest.raises(ConfigError, match=r"never called(.|\n)*blocks\.\*"):
+        named(net, ["blocks"], "strategy.shard")
+
+
+def test_large_children_are_those_of_lists_too_but_not_those_that_share_weights():
+    assert [name for name, _ in large_children(Net(), 60)] == ["stem", "blocks.0", "blocks.1", "head"]
+    assert [name for name, _ in large_children(Net(), 70)] == ["blocks.0", "blocks.1"]
+    assert [name for name, _ in large_children(Net(tied=True), 60)] == ["blocks.0", "blocks.1"]
+
+
+def test_activations_computed_twice_give_the_same_bits_and_count_batches_once():
+    torch.manual_seed(0)
+    once = Net()
+    twice = copy.deepcopy(once)
+    recompute(twice, ["Sequential"], "strategy.activation_checkpointing")
+    inputs = torch.randn(16, 8)
+    for net in (once, twice):
+        torch.manual_seed(1)
+        net(inputs).square().sum().backward()
+    assert digests(parameter.grad for parameter in once.parameters()) == digests(parameter.grad for parameter in twice.parameters())
+    assert list(once.state_dict()) == list(twice.state_dict())
+    assert digests(once.state_dict().values()) == digests(twice.state_dict().values())
+    assert int(twice.blocks[0][1].num_batches_tracked) == 1
+
+
+def test_a_copy_of_a_model_whose_activations_are_computed_twice_is_a_model_of_its_own():
+    net = Net()
+    recompute(net, ["Sequential"], "strategy.activation_checkpointing")
+    other = copy.deepcopy(net)
+    nn.init.zeros_(other.blocks[1][1].weight)
+    nn.init.zeros_(other.blocks[1][1].bias)
+    assert not other(torch.ones(2, 8)).any()
+
+
+def test_the_digest_of_shards_is_that_of_the_tensor_cut_as_torch_cuts():
+    state = {"weight": torch.randn(5, 3), "running": torch.randn(4)}
+    cut = [*state["weight"].chunk(4), torch.empty(0, 3)]
+    assert [len(part) for part in cut] == [2, 2, 1, 0]
+    expected = combined([combined(digests(cut)), *digests([state["running"]])])
+    assert state_digest(state, shards=4, sharded=["weight"]) == expected
+    assert state_digest(state, shards=1, sharded=["weight"]) == state_digest(state)
+
+
+@pytest.mark.parametrize("command", ["torch.hub\nload", "os\nsystem", "torch\nload", "pathlib\nos", "torch.distributed.checkpoint.metadata\nos"])
+def test_an_index_of_shards_runs_nothing(tmp_path: Path, command: str):
+    index = tmp_path / ".metadata"
+    index.write_bytes(f"c{command}\n(S'true'\ntR.".encode())
+    with open(index, "rb") as handle, pytest.raises(pickle.UnpicklingError, match="has no place there"):
+        shards.Index(handle).load()
+
+
+def test_which_micro_batches_of_an_epochs_last_step_have_samples():
+    plan = Plan(samples=50, batch_size=24, micro_batches=4, drop_last=False)
+    assert not plan.fills_all
+    assert [list(plan.with_samples(step)) for step in range(4)] == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [0, 1, 2, 3]]
+    assert Plan(samples=50, batch_size=24, micro_batches=4, drop_last=True).fills_all
+    assert Plan(samples=52, batch_size=24, micro_batches=4, drop_last=False).fills_all
