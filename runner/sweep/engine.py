@@ -62,7 +62,7 @@ class Sweep:
         """Compose and check the points that are known and not yet written down, and find out which are still to do.
 
         Returns:
-            How many are to do now.
+            How many are to do now, those included that the sweeper will be asked for.
 
         Raises:
             ConfigError: what is wrong with any of them.
@@ -92,7 +92,8 @@ class Sweep:
                 continue
             if point.number in firsts or not self.sweeper.listed:
                 self._todo.append(point)
-        return len(self._todo)
+        to_ask = (self.sweeper.count() or 0) * self._seeds - len(self._points) if not self.sweeper.listed else 0
+        return len(self._todo) + max(0, to_ask)
 
     def submit(self) -> int:
         """Hand everything over to a detached launcher; the number of jobs."""

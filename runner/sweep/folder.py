@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,8 +73,15 @@ def label(values: Mapping[str, str], seed: str | None = None) -> str:
     keys = [key.lstrip("+~") for key in values]
     short = [key.rsplit(".", 1)[-1] for key in keys]
     shown = [key if short.count(end) > 1 else end for key, end in zip(keys, short, strict=True)]
-    words = [f"{key}={value}" for key, value in zip(shown, values.values(), strict=True)]
+    words = [f"{key}={_short(value)}" for key, value in zip(shown, values.values(), strict=True)]
     return " ".join([*words, *([f"seed={seed}"] if seed is not None else [])]) or "as it is"
+
+
+def _short(value: str) -> str:
+    """A number drawn from an interval in four digits; anything else as it is written."""
+    if not re.fullmatch(r"-?\d+\.\d{7,}(e[-+]?\d+)?", value):
+        return value
+    return f"{float(value):.4g}"
 
 
 @dataclass(frozen=True)

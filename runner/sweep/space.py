@@ -1,4 +1,7 @@
-"""What a sweep varies, in Hydra's own words: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`, `interval(0,1)`, `int(interval(1,9))`, `tag(log,interval(1e-4,1e-1))`."""
+"""What a sweep varies, in Hydra's own words: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`, `interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
+
+`int(interval(1,9))` has whole numbers only.
+"""
 
 from __future__ import annotations
 

@@ -327,6 +327,8 @@ def only_sweep(project: Path) -> SweepFolder:
 PRUNING = ("sweeper=tpe", "sweeper.pruner=median", "sweeper.pruner_options={n_startup_trials: 2}")
 
 
+@pytest.mark.slow  # a sweep of four trainings, each a process
+@pytest.mark.timeout(300)
 def test_a_pruned_run_has_saved_is_marked_and_can_be_trained_to_its_end(project: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     said = sweep(project, *PRUNING, "sweeper.seed=1", "sweeper.trials=4", "launcher.jobs=1")
     folder = only_sweep(project)

@@ -45,6 +45,10 @@ def test_runs_are_named_by_what_varies(tmp_path: Path) -> None:
     assert first.whole["tracking"]["tags"] == {"sweep": "digits-1", "sweep.point": "0", "sweep.setting": "0"}
     assert label({"optimizer.lr": "1", "scheduler.lr": "2"}) == "optimizer.lr=1 scheduler.lr=2"
     assert label({}) == "as it is"
+    assert (
+        label({"lr": "0.00020810930525488", "eps": "1.2345678901e-08", "depth": "18", "seed": "12345678"})
+        == "lr=0.0002081 eps=1.235e-08 depth=18 seed=12345678"
+    )
 
 
 def test_everything_wrong_with_any_point_is_told_before_any_starts(tmp_path: Path) -> None:
