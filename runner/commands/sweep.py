@@ -74,7 +74,7 @@ def start(args: argparse.Namespace) -> int:
         refuse_unlisted(launcher, sweeper)
     sweeper.open(space, folder.path, monitor=str(shared.cfg.evaluate.monitor), mode=str(shared.cfg.evaluate.mode.value))
     if getattr(args, "list", False):
-        return _list(space, sweeper, folder, project)
+        return _list(space, sweeper, folder, project, elsewhere=launcher.detached)
     folder.write_facts({**folder.facts, **_facts(given, project, shared, folder)})
     with folder.locked():
         launcher.open(folder)
@@ -121,15 +121,11 @@ def _named(args: argparse.Namespace) -> SweepFolder:
 
 def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Composed]:
     """The space, the folder and the shared config of a command line."""
-    from samewise.runner.fingerprint import plain
     from samewise.runner.sweep import points, space
     from samewise.runner.sweep.folder import HOME, SweepFolder
 
     read = space.read(given, project=project)
-    from samewise.runner.compose import compose
-
-    sweeper: Any = plain(compose(read.fixed, project=project).cfg.sweeper)
-    name, shared = points.identity(read, project, sweeper=sweeper)
+    name, shared = points.identity(read, project)
     return read, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared
 
 
@@ -166,13 +162,13 @@ def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFo
     }
 
 
-def _list(space: Space, sweeper: Any, folder: SweepFolder, project: Project) -> int:
+def _list(space: Space, sweeper: Any, folder: SweepFolder, project: Project, *, elsewhere: bool) -> int:
     from samewise.runner.sweep.points import Composer, composed_points, require_sound
 
     if not sweeper.listed:
         raise ConfigError(Problem("sweeper", "learns from what has been tried: its points cannot be listed", type(sweeper).__name__, hint="sweeper=grid"))
     made = composed_points(list(sweeper.settings()), space, folder, Composer(project), first=0)
-    require_sound(made, project)
+    require_sound(made, project, elsewhere=elsewhere)
     for one in made:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
     print(f"{len(made)} points, nothing wrong with any", file=sys.stderr)

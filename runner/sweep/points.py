@@ -60,17 +60,23 @@ class Composer:
         return self._bases[chosen]
 
 
-def identity(space: Space, project: Project, *, sweeper: Mapping[str, Any]) -> tuple[str, Composed]:
+def identity(space: Space, project: Project, *, sweeper: Mapping[str, Any] | None = None) -> tuple[str, Composed]:
     """The sweep's id, and the config that its points share: the experiment's name and a hash of what varies about what.
+
+    Args:
+        space: What varies.
+        project: The user's own.
+        sweeper: The sweeper's config; the shared one if not given.
 
     Raises:
         ConfigError: what the points share is wrong by itself.
     """
     shared = compose(space.fixed, project=project)
+    asked: Mapping[str, Any] = plain(shared.cfg.sweeper) if sweeper is None else sweeper
     told = {
         "shared": shared.fingerprint,
         "varied": sorted([part.key, part.text] for part in space.parts if not isinstance(part, str)),
-        "sweeper": {key: value for key, value in sweeper.items() if key != "trials"},  # more of them is the same sweep, longer
+        "sweeper": {key: value for key, value in asked.items() if key != "trials"},  # more of them is the same sweep, longer
         "name": shared.name,
     }
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
@@ -153,13 +159,25 @@ def _tagged(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepF
 
 
 def problems_of(points: Sequence[Made], project: Project, *, elsewhere: bool = False) -> list[Problem]:
-    """Everything that is wrong with any of the points, each thing once, with how many points have it; `elsewhere`: they run on other machines. Imports torch."""
+    """Everything that is wrong with any of the points, each thing once, with how many points have it.
+
+    Args:
+        points: Which.
+        project: The user's own.
+        elsewhere: They run on other machines. Imports torch, unless they do and all of their components are known to be sound.
+    """
     from samewise.runner.check import components, machine, settings
+    from samewise.runner.check.known import remembered
+
+    def find(some: Mapping[str, Any]) -> list[Problem]:
+        return components.problems_in(some, project)
+
+    ask = remembered(find, project) if elsewhere else find
 
     found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
     seen = dict[str, list[Problem]]()
     for made in points:
-        of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, lambda some: components.problems_in(some, project))]
+        of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, ask)]
         for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     for made in points[:1]:

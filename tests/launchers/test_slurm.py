@@ -84,12 +84,12 @@ def alone(samewise, tmp_path, seed: int, *overrides: str) -> str:
 def test_eight_jobs_two_preempted_one_requeued_and_one_out_of_time_give_the_bits_of_runs_alone(samewise, cluster, lab, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=range(8)", "launcher=slurm", "launcher.poll_s=0.5"]
     lab.hold(0, 1, 2, 3)
-    samewise("sweep", *sweep, "--list")  # torch is imported, as it is not again
+    samewise("sweep", *sweep, "--list")  # what the command does once a process, and what it remembers: that takes as long as importing torch
     began, busy = time.monotonic(), os.times()
     assert "8 jobs submitted" in samewise("sweep", *sweep).stderr
     now = os.times()
     print(f"submitted after {time.monotonic() - began:.2f} s")
-    assert now.user + now.system + now.children_user + now.children_system - sum(busy[:4]) < 4  # of the processor's time: others may use it too
+    assert now.user + now.system + now.children_user + now.children_system - sum(busy[:4]) < 2  # of the processor's time: others may use it too
     assert "8 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not a second time
     assert len(cluster.jobs()) == 8
 
@@ -159,12 +159,12 @@ def test_what_is_cancelled_says_so_has_saved_and_goes_on_when_submitted_again(sa
     cluster.wait_for("a third held run", lambda: lab.held(2))
     found = points(samewise, *sweep)
     assert [point["state"] for point in found] == ["running", "interrupted", "running", "interrupted"]
-    assert found[1]["reason"] == "CANCELLED; stopped by SIGTERM at step 5, and saved"
+    assert found[1]["reason"] == "CANCELLED; step 5: stopped by SIGTERM, and saved"
     assert found[3]["reason"] == "CANCELLED"
 
     samewise("sweep", *sweep, "--cancel")
     cluster.wait_for("an empty queue", lambda: not cluster.jobs("RUNNING", "COMPLETING", "PENDING"))
-    assert [point["reason"] for point in points(samewise, *sweep)][::2] == ["CANCELLED; stopped by SIGUSR1 at step 5, and saved"] * 2
+    assert [point["reason"] for point in points(samewise, *sweep)][::2] == ["CANCELLED; step 5: stopped by SIGUSR1, and saved"] * 2
     done = samewise("sweep", *sweep, "--wait", "--json")
     assert [point["steps"] for point in json.loads(done.stdout)["points"]] == [20] * 4
 
