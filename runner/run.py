@@ -23,6 +23,7 @@ from samewise.runner.digest import weights_sha256
 from samewise.runner.errors import Interrupted, Problem
 from samewise.runner.folder import RunFolder
 from samewise.runner.interfaces import Batch, Callback, Phase, Recipe, Scores
+from samewise.runner.optim.build import load_state
 from samewise.runner.optim.schedules import Schedule
 from samewise.runner.precision import Precision
 from samewise.runner.strategies.base import Strategy, Tally
@@ -263,7 +264,7 @@ class Run:
         self.metrics, self.best, self.seconds = state["metrics"], state["best"], state["seconds"]
         self.model.load_state_dict(state["model"])
         for phase in self.phases:
-            phase.optimizer.load_state_dict(state["optimizers"][phase.spec.name])
+            load_state(phase.optimizer, state["optimizers"][phase.spec.name])
         self.schedule.load_state_dict(state["schedule"])
         self.precision.load_state_dict(state["precision"])
         for name, callback in self.callbacks.items():

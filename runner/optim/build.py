@@ -71,6 +71,12 @@ def implementation(optimizer: Optimizer) -> str:
     return "foreach" if optimizer.defaults.get("foreach") else "loop"
 
 
+def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load a state, but for how the arithmetic is done: that was chosen here, and may be another where the state comes from another strategy."""
+    own = {key: optimizer.defaults[key] for key in ("fused", "foreach") if key in optimizer.defaults}
+    optimizer.load_state_dict({**state, "param_groups": [{**group, **own} for group in state["param_groups"]]})
+
+
 def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, tuple[Mapping[str, Any], str]]:
     """The config node and its path for each phase."""
     names = [phase.name for phase in phases]

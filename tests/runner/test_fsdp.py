@@ -97,10 +97,10 @@ def test_checkpoints_move_between_strategies_and_numbers_of_processes(alone, two
     """From one process to two with shards on disk, then to optimizer state in shards, then to one again."""
     path = alone / "checkpoints" / "step-00000002"
     moves = [(2, [*FSDP, "checkpoint.sharded=true"]), (2, ["strategy=ddp", "strategy.zero=true"]), (1, ["strategy=elastic"])]
-    for number, (ranks, options) in enumerate(moves):
-        folder = run(tmp_path / str(number), ranks, *MILD, *options, f"resume_from={path}")
+    for step, (ranks, options) in enumerate(moves, 4):
+        folder = run(tmp_path / str(step), ranks, *MILD, *options, "checkpoint.every_steps=1", f"resume_from={path}")
         assert_close(folder, alone)
-        path = folder / "checkpoints" / "step-00000004"
+        path = folder / "checkpoints" / f"step-{step:08d}"
 
 
 @pytest.mark.slow
