@@ -173,7 +173,8 @@ def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileEr
         return decoded.data.to(torch.float32), int(decoded.sample_rate)
     except (ImportError, OSError, RuntimeError, ValueError):
         reason = "is not audio, or in a format that cannot be read" if refusal.code == _UNKNOWN_FORMAT else f"is a damaged file: {refusal.error_string}"
-        hint = "torchcodec (pip install 'samewise[video]') with FFmpeg reads further formats, as M4A; or convert the file" if refusal.code == _UNKNOWN_FORMAT else "fetch the file again"
+        other = "torchcodec (pip install 'samewise[video]') with FFmpeg reads further formats, as M4A; or convert the file"
+        hint = other if refusal.code == _UNKNOWN_FORMAT else "fetch the file again"
         raise DataError(Problem(name, reason, expected=_FORMATS, hint=hint)) from None
 
 

@@ -248,9 +248,7 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
 def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy) -> list[TrainingPhase]:
     trained = {name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} for name, optimizer in optimizers.items()}
     others = {name: [one for one in model.parameters() if one.requires_grad and id(one) not in mine] for name, mine in trained.items()}
-    return [
-        TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.total_norm) for number, phase in enumerate(recipe.phases)
-    ]
+    return [TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.total_norm) for number, phase in enumerate(recipe.phases)]
 
 
 def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:

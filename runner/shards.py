@@ -75,9 +75,9 @@ def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
     Raises:
         RuntimeError: one of them could not.
     """
-    from torch.distributed.checkpoint import FileSystemWriter
-    from torch.distributed.checkpoint import save as write
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as write
 
     try:
         write(dict(tensors), storage_writer=FileSystemWriter(folder))
@@ -99,8 +99,8 @@ def sha256(path: Path) -> str:
 
 
 def _load(tensors: dict[str, Tensor], folder: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint import load as read
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load as read
 
     @final
     class Reader(FileSystemReader):

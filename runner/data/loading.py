@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -179,4 +180,8 @@ def _start_worker(worker: int) -> None:
     """Signals that a scheduler sends to all processes of a run are for the main one: it finishes its step, saves, and ends the workers."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_NOTICE_S))  # the main process may be the sender, and waits for a worker that hangs
+    signal.signal(signal.SIGTERM, _give_notice)  # the main process may be the sender, and waits for a worker that hangs
+
+
+def _give_notice(number: int, frame: FrameType | None) -> None:
+    signal.alarm(_NOTICE_S)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from samewise.runner.cli import INTERRUPTED
@@ -53,7 +54,7 @@ class Batch:
 
     def run(self) -> int:
         """Start the run and wait for its end; then what has to be done about the job. The exit code."""
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, _go_on)
         tries = self.sweep.word(self.number).get("tries", 0)
         code = 0 if self._mark.exists() else self._train()
         if self._mark.exists():
@@ -128,6 +129,10 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("", 0))
         return one.getsockname()[1]
+
+
+def _go_on(number: int, frame: FrameType | None) -> None:
+    """The run itself is told; this process waits for its end."""
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def fill(copied: nn.Module, model: nn.Module, device: torch.device) -> None:
 def whole(value: Any, *, is_main: bool) -> Any:
     """A state with every sharded tensor put together: on the CPU of rank 0; the others, all of which must call this, get empty ones."""
     if isinstance(value, DTensor):
-        gathered = value.detach().full_tensor()
+        gathered = cast(DTensor, value.detach()).full_tensor()
         return gathered.cpu() if is_main else torch.empty(0, dtype=value.dtype)
     if isinstance(value, Mapping):
         return {name: whole(item, is_main=is_main) for name, item in cast("Mapping[Any, Any]", value).items()}
