@@ -118,6 +118,7 @@ def test_a_run_whose_checkpoints_are_in_shards(samewise, two, tmp_path):
     assert sorted(path.name for path in (latest / "shards").iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
     assert samewise("digest", folder).stdout.split()[0] == weights(two)
     assert samewise("eval", folder, "--json").returncode == 0
+    assert samewise("check", "experiment=resnet18_digits", "debug=tiny", "model.width=8", f"initialise.weights={latest}").returncode == 0
     damaged = latest / "shards" / "__1_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     done = samewise("digest", latest)
