@@ -91,6 +91,10 @@ def start(args: argparse.Namespace) -> int:
                 return 0
             with watcher:
                 sweep.run()
+        except ConfigError:
+            if not folder.points():
+                folder.discard()
+            raise
         finally:
             launcher.close()
             sweeper.close()

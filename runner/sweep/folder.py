@@ -14,10 +14,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import re
 import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -104,6 +105,12 @@ class SweepFolder:
         for name in ("configs", "jobs", "logs"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
         write_json(self.path / "sweep.json", dict(facts))
+
+    def discard(self) -> None:
+        """Leave nothing of a sweep of which nothing has been started."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # others are there
+            self.path.parent.rmdir()
 
     def points(self) -> list[Point]:
         """All points so far; a line that was cut off by a crash is none."""

@@ -1,0 +1,135 @@
+"""`samewise sweep` on this machine, with real processes: the same bits as alone, nothing twice, and nothing lost when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "max_steps=4")
+SWEEP = (*TINY, "optimizer.lr=0.05,1e30", "seed=range(2)", "launcher.jobs=2")
+
+
+def sweep(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samewise", "sweep", *map(str, given)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+
+
+def points(folder: Path, name: str) -> list[dict[str, Any]]:
+    done = sweep(name, "--status", "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["points"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str], str]:
+    """Two learning rates, one of which is impossible, with two seeds each."""
+    folder = tmp_path_factory.mktemp("swept")
+    done = sweep(*SWEEP, folder=folder)
+    return folder, done, next((folder / "runs" / "sweeps").iterdir()).name
+
+
+def test_one_failed_job_does_not_stop_the_rest_and_is_told_at_once(swept) -> None:
+    folder, done, name = swept
+    assert done.returncode == 1
+    found = points(folder, name)
+    assert [one["state"] for one in found] == ["finished", "finished", "failed", "failed"]
+    assert all("not finite" in one["reason"] for one in found[2:])
+    lines = done.stderr.splitlines()
+    told = next(number for number, line in enumerate(lines) if "lr=1e+30 seed=0" in line and "failed" in line)
+    assert told < len(lines) - 1  # not in a list at the end
+    assert "not finite" in lines[told]
+    assert "lr=1e+30 seed=0" in done.stdout
+
+
+def test_a_point_has_the_weights_that_it_has_alone(swept, samewise: Callable[..., Any], tmp_path: Path) -> None:
+    folder, _, name = swept
+    for one in points(folder, name)[:2]:
+        alone = samewise("train", *TINY, "optimizer.lr=0.05", f"seed={one['seed']}", f"run_root={tmp_path}", "--json")
+        assert one["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
+
+
+def test_the_table_has_mean_spread_and_interval_over_seeds(swept) -> None:
+    _, done, _ = swept
+    head = next(line for line in done.stdout.splitlines() if "95 % interval" in line)
+    assert "optimizer.lr" in head
+    assert "valid/accuracy" in head
+    assert "2 finished" in done.stdout
+
+
+def test_the_same_command_runs_nothing_again_and_retrying_runs_what_failed(swept) -> None:
+    folder, _, name = swept
+    again = sweep(*SWEEP, folder=folder)
+    assert "0 to run" in again.stderr
+    assert [one["tries"] for one in points(folder, name)] == [1, 1, 1, 1]
+    retried = sweep(name, "--retry-failed", folder=folder)
+    assert "2 to run" in retried.stderr
+    assert [one["tries"] for one in points(folder, name)] == [1, 1, 2, 2]
+
+
+def test_points_are_listed_without_running_any(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    done = samewise("sweep", "--list", *TINY, "optimizer.lr=0.1,0.2", f"run_root={tmp_path}")
+    assert done.returncode == 0
+    assert "lr=0.2" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    done = samewise("train", *TINY, "optimizer.lr=0.1,-2", f"run_root={tmp_path}")
+    assert done.returncode == 2
+    assert "optimizer.lr" in done.stderr
+    assert "1 of 2 points" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_bits(how: signal.Signals, tmp_path: Path, samewise: Callable[..., Any]) -> None:
+    given = (*TINY[:-1], "max_steps=60", "max_epochs=60", "checkpoint.every_steps=5", "seed=range(3)", "launcher.jobs=2")
+    process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not any(file.read_bytes().count(b"\n") > 8 for file in tmp_path.glob("runs/*/*/trace.jsonl")):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(how)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == (3 if how is signal.SIGTERM else -signal.SIGKILL), said
+    name = next((tmp_path / "runs" / "sweeps").iterdir()).name
+    before = points(tmp_path, name)
+    assert any(one["state"] != "finished" for one in before)
+    assert sweep(*given, folder=tmp_path).returncode == 0
+    for one in points(tmp_path, name):
+        assert one["state"] == "finished"
+        alone = samewise("train", *given[:-2], f"seed={one['seed']}", f"run_root={tmp_path / 'alone'}", "--json")
+        assert one["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_cancelling_has_the_jobs_save(tmp_path: Path) -> None:
+    given = (*TINY[:-1], "max_steps=4000", "max_epochs=4000", "seed=range(2)", "launcher.jobs=1")
+    process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not any(file.read_bytes().count(b"\n") > 3 for file in tmp_path.glob("runs/*/*/trace.jsonl")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    name = next((tmp_path / "runs" / "sweeps").iterdir()).name
+    held = sweep(*given, folder=tmp_path)
+    assert held.returncode == 2
+    assert "is being run by process" in held.stderr
+    assert sweep("--cancel", name, folder=tmp_path).returncode == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 3
+    found = points(tmp_path, name)
+    assert [one["state"] for one in found] == ["interrupted", "waiting"]
+    assert list(Path(tmp_path, found[0]["folder"], "checkpoints").glob("*"))
+    assert os.listdir(tmp_path / "runs" / "sweeps") == [name]
