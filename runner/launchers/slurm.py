@@ -105,7 +105,7 @@ class Slurm(Launcher):
         self._setup, self._python, self._notice_s, self._requeues, self.poll_s = tuple(setup), python or sys.executable, notice_s, requeues, poll_s
         given = {"partition": partition, "time": time, "account": account, "qos": qos, "mem": mem}
         self._arguments = [*(f"--{name}={value}" for name, value in given.items() if value is not None), *extra]
-        self._last: dict[str, Seen] | None = None
+        self._last = dict[str, Seen]()
 
     def open(self, sweep: SweepFolder) -> None:
         missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
@@ -133,7 +133,10 @@ class Slurm(Launcher):
         if not where:
             return {}
         known = self._queue({name.partition("_")[0] for name in where.values()})
-        return {number: known.get(name, Seen(Standing.gone, f"SLURM no longer knows its job {name}")) for number, name in where.items()}
+        if known is None:  # a controller that restarts
+            return {number: self._last.get(name, Seen(Standing.waiting)) for number, name in where.items()}
+        self._last |= known
+        return {number: known.get(name) or self._forgotten(name) for number, name in where.items()}
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
         where = self._where(numbers)
@@ -145,6 +148,13 @@ class Slurm(Launcher):
         ended = live if kill else [name for name in live if standing[name] is Standing.waiting]
         for some in _cut(ended, _AT_ONCE):
             _call("scancel", *some)  # not with --state=PENDING: in SLURM 22.05 that ends all waiting jobs of the array
+
+    def _forgotten(self, name: str) -> Seen:
+        """A job of which SLURM knows nothing: ended some minutes ago, or cancelled while it waited, of which SLURM keeps no record where the array goes on."""
+        array, _, index = name.partition("_")
+        links = [file.with_name(f"{file.stem}-{index}.log") for file in self._home.glob("*.json") if (read_json(file) or {}).get("job") == array]
+        began = any(link.exists() and link.stat().st_mtime >= link.lstat().st_mtime for link in links)
+        return Seen(Standing.gone, f"SLURM no longer knows its job {name}" if began else "CANCELLED while it waited")
 
     def _needs(self, job: Job) -> _Needs:
         """What a job asks of each machine."""
@@ -232,18 +242,17 @@ class Slurm(Launcher):
                 found |= {point: f"{given['job']}_{index}" for index, point in enumerate(given["points"])}
         return {number: found[number] for number in numbers if number in found}
 
-    def _queue(self, arrays: Iterable[str]) -> Mapping[str, Seen]:
-        """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`."""
+    def _queue(self, arrays: Iterable[str]) -> dict[str, Seen] | None:
+        """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`; None where it has answered before and does not now."""
         columns = "ArrayJobID:24,ArrayTaskID:16,State:24,exit_code:16,Reason:200"
         found = dict[str, Seen]()
         for some in _cut(sorted(arrays), _AT_ONCE):
             done = _call("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(some)}", f"--Format={columns}")
             if done.returncode and "Invalid job id" not in done.stderr:
-                if self._last is not None:  # a controller that restarts
-                    return self._last
+                if self._last:
+                    return None
                 raise ConfigError(Problem("launcher", f"SLURM does not answer: {_last_line(done.stderr)}", "slurm"))
             found |= dict(map(_read, filter(str.strip, done.stdout.splitlines()))) if not done.returncode else {}
-        self._last = found
         return found
 
 

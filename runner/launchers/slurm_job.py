@@ -49,8 +49,8 @@ class Batch:
         self.given = read_json(self.file)
         self.number = int(self.given["points"][self.index])
         self.sweep = SweepFolder(self.file.parents[1])
-        self.id = os.environ["SLURM_JOB_ID"]
-        self._mark = self.file.parent / "cancelled" / f"{os.environ['SLURM_ARRAY_JOB_ID']}_{self.index}"
+        self.id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{self.index}"  # not SLURM_JOB_ID: that of an array's last job is the whole array's
+        self._mark = self.file.parent / "cancelled" / self.id
 
     def run(self) -> int:
         """Start the run and wait for its end; then what has to be done about the job. The exit code."""

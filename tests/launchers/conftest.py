@@ -105,7 +105,7 @@ class Cluster:
         """The jobs in some states, as ARRAY_INDEX."""
         return self.call("squeue", "-h", "-r", "-o", "%i", f"--states={','.join(states) or 'all'}").split()
 
-    def wait_for(self, what: str, is_so: Callable[[], object], *, seconds: float = 120) -> None:
+    def wait_for(self, what: str, is_so: Callable[[], object], *, seconds: float = 240) -> None:
         until = time.monotonic() + seconds
         while not is_so():
             assert time.monotonic() < until, f"waited in vain for {what}\n{self.call('squeue', '-r', '--states=all')}"
