@@ -14,8 +14,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import re
+import shutil
 import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
