@@ -10,6 +10,7 @@ import multiprocessing
 import multiprocessing.context
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 TINY = [
@@ -44,12 +45,14 @@ STARTED: list[multiprocessing.context.ForkServerProcess] = []
 class Job:
     """Some ranks of one run."""
 
-    def __init__(self, run_root: Path, size: int, *overrides: str, started: int | None = None, port: int | None = None) -> None:
+    def __init__(
+        self, run_root: Path, size: int, *overrides: str, experiment: Sequence[str] = TINY, started: int | None = None, port: int | None = None
+    ) -> None:
         self.run_root = run_root
         run_root.mkdir(parents=True, exist_ok=True)
         self._files = [run_root / f"said-{time.monotonic_ns()}-{rank}" for rank in range(started or size)]
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port or free_port()), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        self.ranks = [self._start(rank, size, address, [*TINY, f"run_root={run_root}", *overrides]) for rank in range(started or size)]
+        self.ranks = [self._start(rank, size, address, [*experiment, f"run_root={run_root}", *overrides]) for rank in range(started or size)]
 
     def _start(self, rank: int, size: int, address: dict[str, str], overrides: list[str]) -> multiprocessing.context.ForkServerProcess:
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), **address}
@@ -59,7 +62,7 @@ class Job:
         STARTED.append(process)
         return process
 
-    def wait(self, seconds: float = 100) -> list[int | None]:
+    def wait(self, seconds: float = 400) -> list[int | None]:
         """The exit codes."""
         end = time.monotonic() + seconds
         for rank in self.ranks:
@@ -94,9 +97,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run(run_root: Path, ranks: int, *overrides: str) -> Path:
+def run(run_root: Path, ranks: int, *overrides: str, experiment: Sequence[str] = TINY) -> Path:
     """Train to the end on so many ranks; the run's folder."""
-    job = Job(run_root, ranks, *overrides)
+    job = Job(run_root, ranks, *overrides, experiment=experiment)
     assert job.wait() == [0] * ranks, job.errors
     assert job.output.count("\n") == 1, "rank 0 alone prints the summary"
     assert "Warning" not in job.errors

@@ -1,0 +1,89 @@
+"""The promise of strategy=elastic for each of the five recipes at reduced size: the same bits on 1, 2 and 4 processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from samewise_runner_jobs import assert_same, run
+
+COMMON = [
+    "debug=tiny",
+    "replicas=4",
+    "max_steps=20",
+    "tracking=none",
+    "callbacks=none",
+    "reproducibility.threads=1",
+    "strategy=elastic",
+    "strategy.bucket_mb=0.1",
+]
+LOSS_FALLS_NEVER = [
+    "scheduler=plateau",
+    "~scheduler.pct_start",
+    "~scheduler.cycle_momentum",
+    "scheduler.metric=valid/loss",
+    "scheduler.mode=min",
+    "scheduler.patience=1",
+    "scheduler.threshold=1",
+    "scheduler.factor=0.5",
+]
+PARTIAL = "loader.drop_last=false"
+EMA = ["callbacks=ema", "callbacks.ema.every_steps=2"]
+SMALL = {
+    # batch norm, bf16, an average of weights; an epoch's last batch of 2 samples leaves replicas without any
+    "classification": ["experiment=resnet18_digits", "model.width=8", "dataset.samples=34", "precision=bf16", "evaluate.every_epochs=4", *EMA, PARTIAL],
+    # from none to three targets an image, batch norm, clipping, micro-batches; the last batch of 5 images is cut unevenly
+    "detection": [
+        "experiment=retinanet_coco",
+        "transforms=detection_flips",
+        "model.channels=16",
+        "dataset.samples=37",
+        "batch_size=8",
+        "accumulate=2",
+        "clip_norm=1.0",
+        "evaluate.every_epochs=2",
+        PARTIAL,
+    ],
+    # utterances and transcripts of many lengths, clipping, micro-batches, plateau; the last batch leaves micro-batches without samples
+    "speech_recognition": [
+        "experiment=wav2letter_spoken_digits",
+        "model.width=16",
+        "model.top_width=32",
+        "dataset.samples=53",
+        "accumulate=2",
+        "clip_norm=0.5",
+        *LOSS_FALLS_NEVER,
+        PARTIAL,
+    ],
+    # recurrent layers, batch norm, bf16, plateau
+    "vocoder": ["experiment=wavernn_spoken_digits", "precision=bf16", *LOSS_FALLS_NEVER],
+    # the permutation found for each mixture, clipping, an average of weights, a partial batch
+    "separation": ["experiment=conv_tasnet_spoken_digits", "dataset.samples=54", "clip_norm=0.5", *EMA, PARTIAL],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recipe", SMALL)
+def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, tmp_path):
+    same_on_1_2_and_4(tmp_path, recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [11, 222, 3333, 44444, 555555])
+@pytest.mark.parametrize("recipe", SMALL)
+def test_five_seeds_of_every_recipe(recipe, seed, tmp_path):
+    same_on_1_2_and_4(tmp_path, recipe, f"seed={seed}")
+
+
+def same_on_1_2_and_4(tmp_path, recipe, *overrides):
+    experiment = [*COMMON, *SMALL[recipe], *overrides]
+    alone = run(tmp_path / "1", 1, experiment=experiment)
+    summary = json.loads((alone / "summary.json").read_text())
+    assert summary["level"] == "R2"
+    assert any(name.startswith("valid/") for name in summary["metrics"]["final"])
+    assert (alone / "trace.jsonl").read_bytes().count(b"\n") == 21
+    for ranks in (2, 4):
+        assert_same(run(tmp_path / str(ranks), ranks, experiment=experiment), alone)
