@@ -1,0 +1,208 @@
+"""Whole sweeps that log to a real MLflow server, while it and jobs of theirs are killed: every value there once, by count and by sum."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+Point = tuple[str, int, float]
+"""Key, step, value."""
+STEPS = 80
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", f"max_steps={STEPS}", f"max_epochs={STEPS}", "evaluate.every_epochs=5")
+LOGGED = ("checkpoint.every_steps=10", "tracking.log_every_steps=1", "tracking.send_every_s=0.2", "tracking.flush_timeout_s=120", "launcher.jobs=4")
+
+
+class Server:
+    """A real `mlflow server` with one worker, in a process group of its own.
+
+    Args:
+        folder: For its files.
+        store: Its backend store; an SQLite file in the folder if not given.
+    """
+
+    def __init__(self, folder: Path, *, store: str | None = None) -> None:
+        folder.mkdir()
+        self.folder, self.store = folder, store or f"sqlite:///{folder / 'server.db'}"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self.store, "--artifacts-destination", str(self.folder / "files")]
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with open(self.folder / "server.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        wait_for(self._answers, 120, lambda: (self.folder / "server.log").read_text())
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
+        except (urllib.error.URLError, OSError):
+            return False
+        return True
+
+
+def wait_for(true: Callable[[], Any], seconds: float, told: Callable[[], str]) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < until, told()
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path / "server")
+    yield made
+    made.kill()
+
+
+class Swept:
+    """A `samewise sweep` at work, and what its jobs have come to.
+
+    Args:
+        folder: Where it is started.
+        overrides: What is swept.
+    """
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        self.folder, self.overrides = folder, overrides
+        self.killed: list[int] = []
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with open(self.folder / "sweep.log", "ab") as log:
+            command = [sys.executable, "-m", "samewise", "sweep", *self.overrides]
+            return subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+
+    def __enter__(self) -> Swept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def told(self) -> str:
+        return (self.folder / "sweep.log").read_text()
+
+    def jobs(self) -> dict[int, dict[str, Any]]:
+        """The word of each job that has begun, by its point."""
+        return {int(file.stem): json.loads(file.read_text()) for file in self.folder.glob("runs/sweeps/*/jobs/*.json")}
+
+    def runs(self) -> list[Path]:
+        """The run's folder of each point."""
+        points = next(self.folder.glob("runs/sweeps/*/points.jsonl")).read_text().splitlines()
+        return [self.folder / json.loads(line)["folder"] for line in points]
+
+    def steps(self) -> int:
+        """Taken by all jobs, those counted again that were taken again."""
+        return sum(file.read_bytes().count(b"train/loss") for file in self.folder.glob("runs/*/*/metrics.jsonl"))
+
+    def wait_for_steps(self, count: int) -> None:
+        wait_for(lambda: self.steps() >= count, 300, self.told)
+
+    def kill_one(self, *, with_sender: bool = False, first: Callable[[], None] = lambda: None) -> None:
+        """Kill a job by SIGKILL that has saved a checkpoint and is still training; before that, do `first`."""
+        number, pid = wait_for(self._in_the_middle, 300, self.told)
+        first()
+        senders = psutil.Process(pid).children() if with_sender else []
+        for victim in (pid, *(sender.pid for sender in senders)):
+            os.kill(victim, signal.SIGKILL)
+        self.killed.append(number)
+
+    def _in_the_middle(self) -> tuple[int, int] | None:
+        for number, job in self.jobs().items():
+            journal = self.runs()[number] / "metrics.jsonl"
+            if number not in self.killed and "ended" not in job and journal.is_file() and STEPS // 5 < journal.read_bytes().count(b"train/loss") < STEPS // 2:
+                return number, job["pid"]
+        return None
+
+    def finish(self) -> None:
+        """Wait for the command's end, and give it again until it has nothing more to do."""
+        for _ in range(4):
+            code = self.process.wait(500)
+            if code == 0:
+                return
+            self.process = self._start()
+        raise AssertionError(self.told())
+
+
+def journalled(run: Path) -> list[Point]:
+    """What a run has written down, metrics of the machine included."""
+    lines = [line for name in ("metrics.jsonl", "system.jsonl") if (run / name).exists() for line in (run / name).read_text().splitlines()]
+    entries = [json.loads(line) for line in lines]
+    return sorted((key, entry["step"], value) for entry in entries for key, value in entry.get("metrics", {}).items())
+
+
+def tracked(client: Any, run_id: str) -> list[Point]:
+    """What MLflow tells of a run."""
+    keys = client.get_run(run_id).data.metrics
+    return sorted((key, point.step, point.value) for key in keys for point in client.get_metric_history(run_id, key))
+
+
+def require_every_value_once(swept: Swept, uri: str, *, jobs: int, kills: int) -> None:
+    """Compare MLflow with the journals, by count, by sum, and value by value."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    found = client.search_runs([client.get_experiment_by_name("samewise").experiment_id], max_results=1000)
+    by_folder = {run.data.tags["samewise.folder"]: run for run in found}
+    assert len(found) == len(by_folder) == len(swept.runs()) == jobs
+    assert Counter(job["tries"] for job in swept.jobs().values()) == {1: jobs - kills, 2: kills}, swept.told()
+    count, total, journal_count, journal_total = 0, 0.0, 0, 0.0
+    for folder in swept.runs():
+        run = by_folder[str(folder)]
+        assert run.info.status == "FINISHED"
+        here, there = journalled(folder), tracked(client, run.info.run_id)
+        assert len({(key, step) for key, step, _ in here}) == len(here)
+        assert [step for key, step, _ in here if key == "train/loss"] == list(range(1, STEPS + 1))
+        assert there == here
+        count, total = count + len(there), total + math.fsum(value for _, _, value in there)
+        journal_count, journal_total = journal_count + len(here), journal_total + math.fsum(value for _, _, value in here)
+    assert count == journal_count >= jobs * STEPS * 2
+    assert total == journal_total
+    assert math.isfinite(total)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sixteen_jobs_a_server_killed_twice_and_three_jobs_killed_lose_and_double_nothing(server: Server, tmp_path: Path) -> None:
+    server.start()
+    values = ("optimizer.lr=0.02,0.05,0.1,0.2", "seed=range(4)", f"tracking.uri={server.uri}")
+    with Swept(tmp_path, *TINY, *LOGGED, *values) as swept:
+        swept.wait_for_steps(STEPS)
+        swept.kill_one()
+        swept.wait_for_steps(4 * STEPS)
+        swept.kill_one(with_sender=True, first=server.kill)  # as a scheduler does that takes a whole job down, and not all of it has been sent
+        server.start()
+        swept.wait_for_steps(9 * STEPS)
+        swept.kill_one(first=server.kill)
+        server.start()
+        swept.finish()
+        require_every_value_once(swept, server.uri, jobs=16, kills=3)
