@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if args.status or args.cancel:
         folder = _named(args)
         return _cancel(folder) if args.cancel else _status(folder, as_json=args.json)
+    if not args.overrides:
+        raise _unnamed()
     return start(args)
 
 
@@ -118,9 +120,13 @@ def _named(args: argparse.Namespace) -> SweepFolder:
     if len(args.overrides) == 1 and "=" not in args.overrides[0]:
         return find(args.overrides[0], run_root=args.run_root)
     if not args.overrides:
-        raise ConfigError(Problem("SWEEP", "which sweep?", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
+        raise _unnamed()
     _, folder, _ = _opened(args.overrides, project_from(args))
     return find(str(folder.path), run_root=args.run_root)
+
+
+def _unnamed() -> ConfigError:
+    return ConfigError(Problem("SWEEP", "which sweep?", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
 
 
 def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Composed]:

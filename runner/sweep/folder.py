@@ -107,10 +107,11 @@ class SweepFolder:
         write_json(self.path / "sweep.json", dict(facts))
 
     def discard(self) -> None:
-        """Leave nothing of a sweep of which nothing has been started."""
+        """Leave nothing of a sweep of which nothing has been started, the folders of runs and sweeps included where they hold nothing else."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # others are there
             self.path.parent.rmdir()
+            self.path.parent.parent.rmdir()
 
     def points(self) -> list[Point]:
         """All points so far; a line that was cut off by a crash is none."""

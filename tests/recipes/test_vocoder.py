@@ -299,7 +299,7 @@ def test_a_network_learns_a_tone(output, n_classes):
     wave = 0.5 * torch.sin(torch.arange(204) * 0.4)
     batch = recipe.front_end(recipe.collate([{"waveform": wave, "name": "", "index": 0}] * 4))
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
-    for _ in range(40):
+    for _ in range(60):
         loss = recipe.loss(model, batch, Phase())
         optimizer.zero_grad()
         (loss.total / loss.count).backward()

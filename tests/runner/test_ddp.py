@@ -12,7 +12,7 @@ import pytest
 import torch
 from samewise_runner_jobs import Job, run, weights
 
-from samewise.runner import checkpoint
+from samewise.runner import checkpoint, trace
 
 # Few steps at a small rate: rounding has no time to grow, and what is wrong is wrong by far more than rounding.
 MILD = ["strategy=ddp", "replicas=2", "optimizer.lr=0.01", "max_steps=6", "callbacks=none"]
@@ -21,12 +21,11 @@ LAST_BATCH_OF_TWO = ["replicas=4", "loader.drop_last=false", "batch_size=24", "d
 
 
 def distance(folder: Path, other: Path) -> float:
-    """The largest difference of two runs' final weights, by the largest weight; batch norm's statistics are left out."""
-    one, two = (checkpoint.load(path / "checkpoints" / "latest")["model"] for path in (folder, other))
-    names = [name for name in one if "running" not in name and "tracked" not in name]
-    assert names
-    assert one.keys() == two.keys()
-    return max(float((one[name] - two[name]).abs().max() / two[name].abs().max().clamp(min=1e-3)) for name in names)
+    """The largest difference of two runs' losses, step by step, and of their final loss on the validation split: as parts of the loss."""
+    one, two = ([float.fromhex(line["loss"]) for line in trace.read(path / "trace.jsonl")[1].values()] for path in (folder, other))
+    assert len(one) == len(two) == 6
+    ends = [json.loads((path / "summary.json").read_text())["metrics"]["final"]["valid/loss"] for path in (folder, other)]
+    return max(abs(a - b) / b for a, b in zip([*one, ends[0]], [*two, ends[1]], strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +42,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_agrees_with_one_process(plain, alone):
-    assert distance(plain, alone) < 1e-4
+    assert distance(plain, alone) < 1e-5
     assert json.loads((plain / "summary.json").read_text())["level"] == "R0"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["strategy.bucket_mb=0.05", "strategy.static_graph=true", "strategy.find_unused_parameters=true", "strategy.zero=true"])
+@pytest.mark.parametrize("option", ["strategy.bucket_mb=0.05", "strategy.static_graph=true", "strategy.zero=true"])
 def test_options_that_only_order_the_work_give_the_same_bits_on_two_ranks(plain, tmp_path, option):
     folder = run(tmp_path, 2, *MILD, option)
     assert weights(folder) == weights(plain)
@@ -56,7 +55,7 @@ def test_options_that_only_order_the_work_give_the_same_bits_on_two_ranks(plain,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hook", "least", "most"), [("fp16", 1e-6, 1e-2), ("bf16", 1e-5, 5e-2), ("powersgd", 1e-4, 0.5)])
+@pytest.mark.parametrize(("hook", "least", "most"), [("fp16", 1e-7, 1e-2), ("bf16", 1e-6, 1e-2), ("powersgd", 1e-5, 0.2)])
 def test_hooks_compress_the_gradients_and_come_close(plain, tmp_path, hook, least, most):
     found = distance(run(tmp_path, 2, *MILD, f"strategy.hook={hook}", "strategy.powersgd_start_step=2"), plain)
     assert least < found < most
@@ -69,7 +68,7 @@ def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, 
     ranks, alone = run(tmp_path / "ddp", 4, *MILD, *LAST_BATCH_OF_TWO, *further), tmp_path / "alone"
     of_one = [option for option in further if not option.startswith("strategy.")]
     found = distance(ranks, run(alone, 1, *MILD, *LAST_BATCH_OF_TWO, *of_one, "strategy=single"))
-    assert found < (5e-2 if "strategy.hook=bf16" in further else 1e-3)
+    assert found < (1e-2 if "strategy.hook=bf16" in further else 1e-4)
 
 
 @pytest.mark.slow

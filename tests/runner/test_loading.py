@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 
 import numpy as np
@@ -37,6 +38,19 @@ def test_any_number_of_workers_gives_the_same_batches():
     assert len(set(alone)) == 12
     assert batches(1) == alone
     assert batches(3) == alone
+
+
+def test_a_worker_goes_on_when_a_scheduler_tells_all_processes_of_a_job_to_end():
+    """It is the main process that stops, when its step is done; for that it needs the worker's batches."""
+    wanted = [Key(0, start, (start,)) for start in range(20)]
+    loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), num_workers=1))
+    found = [value_digest(next(loader))]
+    (worker,) = multiprocessing.active_children()
+    worker.terminate()
+    found += [value_digest(batch) for batch in loader]
+    assert found == batches(0, keys=wanted)
+    worker.join(20)
+    assert worker.exitcode == 0
 
 
 def test_the_main_process_stands_in_for_a_worker_with_one_thread():

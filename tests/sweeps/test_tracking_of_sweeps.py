@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +26,7 @@ import pytest
 
 Point = tuple[str, int, float]
 """Key, step, value."""
+POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/postgresql/bin"))
 STEPS = 80
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", f"max_steps={STEPS}", f"max_epochs={STEPS}", "evaluate.every_epochs=5")
 LOGGED = ("checkpoint.every_steps=10", "tracking.log_every_steps=1", "tracking.send_every_s=0.2", "tracking.flush_timeout_s=120", "launcher.jobs=4")
@@ -67,6 +72,42 @@ class Server:
         return True
 
 
+class Postgres:
+    """A PostgreSQL server with a database for MLflow, of Debian's package; reached by a socket in its folder and by nothing else.
+
+    It refuses to be root: then the user `postgres`, whom the package makes, owns its files.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="samewise-pg-"))  # short: a socket's address has at most 107 characters
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, "postgres")
+        self._do("initdb", "-D", str(self.folder / "data"), "-U", "mlflow", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+        self.start()
+        self._do("createdb", "-h", str(self.folder), "-U", "mlflow", "mlflow")
+
+    @property
+    def uri(self) -> str:
+        return f"postgresql+psycopg2://mlflow@/mlflow?host={self.folder}"
+
+    def start(self) -> None:
+        options = f"-c listen_addresses= -c unix_socket_directories={self.folder}"
+        self._do("pg_ctl", "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), "-o", options, "-w", "-t", "120", "start")
+
+    def crash(self) -> None:
+        """End it at once, as by a loss of power: it recovers from its own log."""
+        self._do("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", "immediate", "stop")
+
+    def close(self) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self.crash()
+        shutil.rmtree(self.folder)
+
+    def _do(self, program: str, *arguments: str) -> None:
+        who = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+        subprocess.run([*who, str(POSTGRES / program), *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=180)
+
+
 def wait_for(true: Callable[[], Any], seconds: float, told: Callable[[], str]) -> Any:
     until = time.monotonic() + seconds
     while not (found := true()):
@@ -80,6 +121,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made = Server(tmp_path / "server")
     yield made
     made.kill()
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    made = Postgres()
+    yield made
+    made.close()
 
 
 class Swept:
@@ -206,3 +254,24 @@ def test_sixteen_jobs_a_server_killed_twice_and_three_jobs_killed_lose_and_doubl
         server.start()
         swept.finish()
         require_every_value_once(swept, server.uri, jobs=16, kills=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not (POSTGRES / "initdb").exists(), reason="PostgreSQL is not installed: apt-get install postgresql")
+@pytest.mark.skipif(importlib.util.find_spec("psycopg2") is None, reason="psycopg2 is not installed")
+def test_a_server_on_postgresql_of_which_both_are_killed_loses_and_doubles_nothing(postgres: Postgres, tmp_path: Path) -> None:
+    server = Server(tmp_path / "server", store=postgres.uri)
+    try:
+        server.start()
+        values = ("optimizer.lr=0.02,0.05,0.1", f"tracking.uri={server.uri}")
+        with Swept(tmp_path, *TINY, *LOGGED, *values) as swept:
+            swept.kill_one(with_sender=True, first=server.kill)
+            server.start()
+            postgres.crash()
+            time.sleep(1.0)  # the server is there, and its database is not
+            postgres.start()
+            swept.finish()
+            require_every_value_once(swept, server.uri, jobs=3, kills=1)
+    finally:
+        server.kill()

@@ -1,0 +1,96 @@
+"""Memory of strategy=elastic against torch's DDP on two ranks, and against one process with one replica: in sizes of the model's parameters.
+
+    make bench        or: python tests/benchmarks/bench_memory.py
+
+Each process trains a network of known size on small images, so that activations count little, and reads the kernel's peak of its resident memory over a
+few steps (VmHWM), less what it had before the network was made. Weights, gradients and SGD's momentum are three sizes; what is above is the exchange's.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8", MALLOC_MMAP_THRESHOLD_="65536")  # freed tensors go back to the kernel
+
+import gc
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from samewise.runner import compose, project
+from samewise.runner.build import build
+from samewise.runner.folder import RunFolder
+from samewise.runner.loop import train_step
+
+COMMON = [
+    "dataset=generated_classification",
+    "dataset.samples=64",
+    "dataset.image_size=8",
+    "transforms=images",
+    "model=resnet18_small",
+    "model.width=96",
+    "batch_size=8",
+    "max_epochs=100000",
+    "optimizer.lr=0.01",
+    "optimizer.momentum=0.9",
+    "tracking=none",
+    "callbacks=none",
+    "trace.every_steps=0",
+]
+ALONE = {"1 process, 1 replica: single": ["strategy=single"], "1 process, 4 replicas: single": ["strategy=single", "replicas=4"]}
+IN_PAIRS = {
+    "2 processes, 2 replicas: DDP": ["strategy=ddp", "replicas=2"],
+    **{f"2 processes, {replicas} replicas: elastic": ["strategy=elastic", f"replicas={replicas}"] for replicas in (2, 4, 8)},
+}
+
+
+def kibibytes(name: str) -> int:
+    """A line of /proc/self/status, as VmRSS."""
+    (found,) = re.findall(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
+    return int(found)
+
+
+def sizes(*overrides: str) -> tuple[float, float]:
+    """(the peak over three steps in sizes of the parameters, one size in MiB), after the first step, which makes what is kept."""
+    gc.collect()
+    before = kibibytes("VmRSS")
+    run = build(compose.compose([*COMMON, *overrides], project=project.find()), project.find(), RunFolder(Path(tempfile.mkdtemp())))
+    batches = run.batches()
+    train_step(run, next(batches))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    for _ in range(3):
+        train_step(run, next(batches))
+    parameters = sum(parameter.numel() * parameter.element_size() for parameter in run.model.parameters()) / 1024
+    return (kibibytes("VmHWM") - before) / parameters, parameters / 1024
+
+
+def print_all(work: dict[str, list[str]]) -> None:
+    train = compose.compose([*COMMON, "model.width=4"], project=project.find())
+    run = build(train, project.find(), RunFolder(Path(tempfile.mkdtemp())))
+    train_step(run, next(run.batches()))  # what torch loads and keeps, whatever is trained
+    del run
+    for name, overrides in work.items():
+        peak, parameters = sizes(*overrides)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{name}: {peak:.2f} sizes of the parameters ({parameters:.0f} MiB)", flush=True)
+
+
+def main() -> None:
+    with socket.socket() as probe, ExitStack() as running:
+        probe.bind(("localhost", 0))
+        address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1])}
+        probe.close()
+        for number in range(2):
+            running.enter_context(subprocess.Popen([sys.executable, __file__], env={**os.environ, **address, "RANK": str(number), "LOCAL_RANK": str(number)}))
+    subprocess.run([sys.executable, __file__], env={**os.environ, "ALONE": "1"}, check=True)
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ or "ALONE" in os.environ:
+        print_all(IN_PAIRS if "RANK" in os.environ else ALONE)
+    else:
+        main()
