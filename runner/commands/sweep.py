@@ -185,25 +185,11 @@ def _list(space: Space, sweeper: Any, folder: SweepFolder, project: Project, *, 
     return 0
 
 
-def _looked(folder: SweepFolder) -> Any:
-    """What the sweep's launcher knows of its jobs, where it can be asked from here."""
-    from samewise.runner import project
-    from samewise.runner.instantiate import instantiate
-
-    facts = folder.facts
-    found = project.find(Path(facts["root"]), packages=facts["packages"])
-    launcher = instantiate(facts["launcher"], "launcher", allowed=found.packages)
-    if not launcher.detached:
-        return None, launcher
-    launcher.open(folder)
-    return launcher.look([point.number for point in folder.points()]), launcher
-
-
 def _status(folder: SweepFolder, *, as_json: bool) -> int:
-    from samewise.runner.sweep.results import State, outcomes
+    from samewise.runner.sweep.results import State, asked, outcomes
     from samewise.runner.sweep.tables import print_points, told
 
-    seen, _ = _looked(folder)
+    seen, _ = asked(folder)
     found = outcomes(folder, seen)
     if as_json:
         print(json.dumps({"id": folder.id, "points": [told(one) for one in found]}, indent=2))
@@ -237,7 +223,9 @@ def _all(args: argparse.Namespace) -> int:
 
 
 def _cancel(folder: SweepFolder) -> int:
-    _, launcher = _looked(folder)
+    from samewise.runner.sweep.results import asked
+
+    _, launcher = asked(folder)
     held = folder.holder()
     if held is not None:
         pid, host = held
@@ -255,13 +243,14 @@ def _cancel(folder: SweepFolder) -> int:
 
 def _report(folder: SweepFolder, shared: Composed, *, as_json: bool) -> int:
     """Say what became of the sweep; 1 where a point failed."""
-    from samewise.runner.sweep.results import State, outcomes
-    from samewise.runner.sweep.tables import print_settings, told
+    from samewise.runner.sweep.results import State, asked, outcomes
+    from samewise.runner.sweep.tables import print_pages, print_settings, told
 
-    seen, _ = _looked(folder)
+    seen, _ = asked(folder)
     found = outcomes(folder, seen)
     if as_json:
         print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [told(one) for one in found]}, indent=2))
     else:
         print_settings(folder, found)
+        print_pages(folder, found)
     return int(any(one.state is State.failed for one in found))

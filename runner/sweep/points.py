@@ -155,7 +155,7 @@ def _spread(strategy: Mapping[str, Any]) -> str | None:
 def _tagged(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepFolder) -> dict[str, Any]:
     """With the names by which the run is found in MLflow; they change no result."""
     tags = {**tracking["tags"], "sweep": folder.id, "sweep.point": str(point.number), "sweep.setting": str(point.setting)}
-    return {**tracking, "run_name": tracking["run_name"] or f"{name} {point.label}", "tags": tags}
+    return {**tracking, "run_name": tracking["run_name"] or f"{point.label} ({name})", "tags": tags}
 
 
 def problems_of(points: Sequence[Made], project: Project, *, elsewhere: bool = False) -> list[Problem]:

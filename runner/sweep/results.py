@@ -8,10 +8,11 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from samewise.runner.folder import read_json
-from samewise.runner.launchers.base import Seen, Standing
+from samewise.runner.launchers.base import Launcher, Seen, Standing
 from samewise.runner.sweep.folder import Point, SweepFolder
 
 
@@ -99,6 +100,20 @@ def outcomes(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> lis
     """Of all points, in order."""
     known = seen or {}
     return [outcome(folder, point, known.get(point.number)) for point in folder.points()]
+
+
+def asked(folder: SweepFolder) -> tuple[Mapping[int, Seen] | None, Launcher]:
+    """What the sweep's launcher knows of its jobs, None where it knows nothing after its process has gone; and the launcher."""
+    from samewise.runner import project
+    from samewise.runner.instantiate import instantiate
+
+    facts = folder.facts
+    found = project.find(Path(facts["root"]), packages=facts["packages"])
+    launcher: Launcher = instantiate(facts["launcher"], "launcher", allowed=found.packages)
+    if not launcher.detached:
+        return None, launcher
+    launcher.open(folder)
+    return launcher.look([point.number for point in folder.points()]), launcher
 
 
 def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:

@@ -10,6 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from samewise.runner.sweep.comparison import pages
+from samewise.runner.sweep.curves import Cost
+from samewise.runner.sweep.effects import Effect
 from samewise.runner.sweep.folder import SweepFolder, label
 from samewise.runner.sweep.progress import clock
 from samewise.runner.sweep.results import Outcome, State, ranked, spread
@@ -42,7 +45,7 @@ def told(one: Outcome) -> dict[str, Any]:
 
 def print_settings(folder: SweepFolder, found: Sequence[Outcome]) -> None:
     """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     counts = Counter(one.state.value for one in found)
     console.print(f"{folder.id}: " + ", ".join(f"{count} {state}" for state, count in counts.items()), markup=False)
     if not found:
@@ -54,6 +57,40 @@ def print_settings(folder: SweepFolder, found: Sequence[Outcome]) -> None:
     for one in found:
         if one.state is State.failed:
             console.print(f"failed   {one.point.label}: {one.reason} ({folder.log(one.point.number)})", style="red", markup=False)
+
+
+def print_pages(folder: SweepFolder, found: Sequence[Outcome]) -> None:
+    """Where its runs stand side by side in the MLflow UI; nothing where they are not in MLflow."""
+    known = pages(folder, found)
+    if known is None:
+        return
+    console = _console()
+    opens = f" (after `{known.opens}`)" if known.opens else ""
+    console.print(f"compare  {known.compare}{opens}\ntable    {known.table}", markup=False)
+
+
+def print_effects(effects: Sequence[Effect]) -> None:
+    """What each parameter does, the strongest first."""
+    if not effects:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("parameter", "share", "rank correlation", "mean of each value"):
+        table.add_column(name, justify="right" if name in ("share", "rank correlation") else "left")
+    for one in effects:
+        share = "" if math.isnan(one.share) else f"{one.share:.0%}"
+        correlation = "" if one.correlation is None else f"{one.correlation:+.2f}"
+        levels = "  ".join(f"{level.name}: {number(level.spread.mean)}{' (best)' if level.name == one.best else ''}" for level in one.levels)
+        table.add_row(one.key.lstrip("+~"), share, correlation, levels)
+    console = _console()
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def print_cost(spent: Cost) -> None:
+    """What the sweep has taken."""
+    lost = f", {clock(spent.lost_s)} on runs that failed" if spent.lost_s >= 1 else ""
+    print(f"cost     {clock(spent.training_s)} of training, {spent.steps} steps, {spent.tries} jobs started, {clock(spent.span_s)} in all{lost}")
 
 
 def settings_table(found: Sequence[Outcome]) -> Table:
@@ -86,7 +123,7 @@ def settings_table(found: Sequence[Outcome]) -> Table:
 
 def print_points(folder: SweepFolder, found: Sequence[Outcome], *, held: tuple[int, str] | None) -> None:
     """Every point and where it stands."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     counts = Counter(one.state.value for one in found)
     console.print(f"{folder.id}: " + ", ".join(f"{count} {state}" for state, count in counts.items()), markup=False)
     if held:
@@ -97,6 +134,12 @@ def print_points(folder: SweepFolder, found: Sequence[Outcome], *, held: tuple[i
     for one in found:
         table.add_row(str(one.point.number + 1), one.point.label, one.state.value, str(one.steps or ""), number(one.value), one.reason)
     console.print(table)
+
+
+def _console() -> Console:
+    """Standard output; a pipe or a file is as wide as a table needs."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=400)
 
 
 def number(value: float) -> str:

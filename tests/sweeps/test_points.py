@@ -41,7 +41,7 @@ def test_a_point_is_the_experiment_that_its_overrides_give(tmp_path: Path) -> No
 def test_runs_are_named_by_what_varies(tmp_path: Path) -> None:
     first, *_ = points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=0.1,0.2", "seed=3,4")
     assert first.point.label == "lr=0.1 seed=3"
-    assert first.whole["tracking"]["run_name"] == "resnet18_digits lr=0.1 seed=3"
+    assert first.whole["tracking"]["run_name"] == "lr=0.1 seed=3 (resnet18_digits)"
     assert first.whole["tracking"]["tags"] == {"sweep": "digits-1", "sweep.point": "0", "sweep.setting": "0"}
     assert label({"optimizer.lr": "1", "scheduler.lr": "2"}) == "optimizer.lr=1 scheduler.lr=2"
     assert label({}) == "as it is"

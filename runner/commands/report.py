@@ -1,0 +1,134 @@
+"""Say what a sweep has found: its best points, what each parameter does, the spread over seeds, curves and cost; as a table, a page and CSV."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from samewise.runner.sweep.effects import Effect
+    from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.sweep.results import Outcome
+
+EXAMPLES = """examples:
+  samewise report resnet18_digits-1a2b3c4d            the table here; the page, CSV and plots in the sweep's folder and in MLflow
+  samewise report 1a2b --open                         and the page in the browser
+  samewise report 1a2b --json | jq .effects           for programs
+  samewise report 1a2b --no-mlflow                    leave MLflow as it is
+
+A sweep that is not done yet is reported as far as it is. Its runs in MLflow carry the tag `sweep`; the report goes into the experiment `... reports` beside."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("sweep", metavar="SWEEP", help="a sweep's id or the start of it, or its folder; `samewise sweep --status` lists them")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where sweeps are looked for by their id (default: runs)")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument("--no-mlflow", action="store_true", help="do not log the report to MLflow")
+    parser.add_argument("--json", action="store_true", help="print settings, effects, cost and points as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.sweep.comparison import pages
+    from samewise.runner.sweep.curves import cost
+    from samewise.runner.sweep.effects import effects
+    from samewise.runner.sweep.folder import find
+    from samewise.runner.sweep.page import page, points_csv, settings_csv
+    from samewise.runner.sweep.results import asked, outcomes
+
+    folder = find(args.sweep, run_root=args.run_root)
+    seen, _ = asked(folder)
+    found = outcomes(folder, seen)
+    if not found:
+        raise ConfigError(Problem(folder.id, "has no points yet: there is nothing to report", hint=f"samewise sweep --status {folder.id}"))
+    known, spent = effects(found), cost(folder, found)
+    objectives: Mapping[str, str] | None = folder.facts["sweeper"].get("objectives")
+    files = {
+        "index.html": page(folder, found, known, spent, pages(folder, found), objectives),
+        "settings.csv": settings_csv(found),
+        "points.csv": points_csv(found),
+    }
+    written = _write(folder.path / "report", files)
+    if args.json:
+        print(json.dumps(_told(folder, found, known, dataclasses.asdict(spent)), indent=2))
+    else:
+        _print(folder, found, known, written[0])
+    if not args.no_mlflow:
+        _log(folder, written)
+    if args.open:
+        import webbrowser
+
+        webbrowser.open(written[0].absolute().as_uri())
+    return 0
+
+
+def _write(home: Path, files: Mapping[str, str]) -> list[Path]:
+    try:
+        home.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (home / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(Problem("SWEEP", f"the report cannot be written: {error.strerror}", str(home), "a writable folder")) from None
+    return [home / name for name in files]
+
+
+def _print(folder: SweepFolder, found: Sequence[Outcome], known: Sequence[Effect], page: Path) -> None:
+    from samewise.runner.sweep.curves import cost
+    from samewise.runner.sweep.tables import print_cost, print_effects, print_pages, print_settings
+
+    print_settings(folder, found)
+    print_effects(known)
+    print_cost(cost(folder, found))
+    print_pages(folder, found)
+    print(f"page     {page}\nCSV      {page.with_name('settings.csv')}, {page.with_name('points.csv')}")
+
+
+def _told(folder: SweepFolder, found: Sequence[Outcome], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything in plain values; null for what is no number."""
+    from samewise.runner.sweep.comparison import pages
+    from samewise.runner.sweep.results import ranked, spread
+    from samewise.runner.sweep.tables import told
+
+    at = pages(folder, found)
+    plain = {
+        "id": folder.id,
+        "folder": str(folder.path),
+        "settings": [{"values": dict(one[0].point.values), **dataclasses.asdict(spread(one))} for one in ranked(found)],
+        "effects": [dataclasses.asdict(one) for one in known],
+        "cost": dict(spent),
+        "pages": dataclasses.asdict(at) if at else None,
+        "points": [told(one) for one in found],
+    }
+    return _numbers(plain)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: _numbers(inner) for name, inner in value.items()}
+    return [_numbers(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _log(folder: SweepFolder, written: Sequence[Path]) -> None:
+    """Keep the report in MLflow too. It is there in the sweep's folder whatever MLflow does."""
+    settings = folder.facts["tracking"]
+    if not settings["enabled"]:
+        return
+    from samewise.runner.tracking.sender import prepare_environment
+
+    prepare_environment()
+    from samewise.runner.tracking.reports import log_report
+
+    try:
+        log_report(folder.id, written, settings)
+    except Exception as error:  # whatever the store or the network did
+        print(f"the report could not be logged to MLflow: {' '.join(str(error).split())[:300]}", file=sys.stderr)

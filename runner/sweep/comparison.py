@@ -1,0 +1,77 @@
+"""Where a sweep's runs stand side by side in the MLflow UI: addresses of its pages. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from samewise.runner.folder import read_json
+from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.sweep.results import Outcome, ranked
+
+_MOST = 100
+"""Runs on the compare page; the best of them. A longer address is cut off by some browsers."""
+_LOCAL = "http://127.0.0.1:5000"
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Addresses in the MLflow UI.
+
+    Args:
+        compare: The runs side by side: parallel coordinates, scatter, box and contour plots, params and metrics.
+        table: The experiment's runs with this sweep's tag: the table, and the charts at a click.
+        opens: The command that serves them; empty where a server does already.
+    """
+
+    compare: str
+    table: str
+    opens: str = ""
+
+
+def pages(folder: SweepFolder, found: Sequence[Outcome]) -> Pages | None:
+    """The addresses; None where no run is in MLflow yet."""
+    runs, experiments = list[str](), list[str]()
+    for setting in ranked(found):
+        for one in setting:
+            known = _known(one)
+            if known is not None and len(runs) < _MOST:
+                runs.append(known[0])
+                experiments += [known[1]] if known[1] not in experiments else []
+    if not runs:
+        return None
+    uri = str(folder.facts["tracking"]["uri"])
+    remote = uri.startswith(("http://", "https://"))
+    base = uri.rstrip("/") if remote else _LOCAL
+    compare = f"{base}/#/compare-runs?runs={quote(_compact(runs))}&experiments={quote(_compact(experiments))}"
+    wanted = quote(f"tags.sweep = '{folder.id}'")
+    point = found[0].point
+    order = f"orderByKey={quote(f'metrics.`{point.monitor}`', safe='')}&orderByAsc={str(point.mode == 'min').lower()}"
+    table = f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}"
+    return Pages(compare, table, "" if remote else _ui(uri, folder))
+
+
+def _known(one: Outcome) -> tuple[str, str] | None:
+    """A run's id and its experiment's in MLflow."""
+    try:
+        found = read_json(one.point.run.tracking)
+    except (OSError, json.JSONDecodeError):
+        return None
+    if not isinstance(found, dict) or not found.get("run_id") or found.get("experiment_id") is None:
+        return None
+    return str(found["run_id"]), str(found["experiment_id"])
+
+
+def _compact(values: Sequence[str]) -> str:
+    return json.dumps(list(values), separators=(",", ":"))
+
+
+def _ui(uri: str, folder: SweepFolder) -> str:
+    run_root = Path(folder.facts["run_root"])
+    if uri != f"sqlite:///{run_root}/mlflow.db":
+        return f"samewise ui --uri {shlex.quote(uri)}"
+    return "samewise ui" if run_root == Path("runs") else f"samewise ui --run-root {shlex.quote(str(run_root))}"

@@ -1,0 +1,54 @@
+"""How metrics went during the runs of a sweep, and what they cost, from the runs' journals. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.sweep.results import Outcome, State
+from samewise.runner.tracking import journal
+
+_MOST = 400
+"""Points of a curve; of a longer one every so-manieth, and its last."""
+
+
+def curve(one: Outcome, metric: str) -> list[tuple[int, float]]:
+    """(step, value) of a metric, in the order of steps; empty where the run never logged it."""
+    path = one.point.run.metrics
+    if not path.is_file():
+        return []
+    found = {entry.step: entry.metrics[metric] for entry, _ in journal.read(path) if metric in entry.metrics}
+    line = sorted(found.items())
+    stride = -(-len(line) // _MOST) or 1
+    return [*line[:-1:stride], line[-1]] if line else []
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a sweep has taken.
+
+    Args:
+        training_s: Seconds of training, summed over its finished runs.
+        span_s: From the first job's beginning to the last one's end.
+        steps: Optimizer steps of all runs.
+        tries: Jobs started.
+        lost_s: Seconds of jobs whose run failed.
+    """
+
+    training_s: float
+    span_s: float
+    steps: int
+    tries: int
+    lost_s: float
+
+
+def cost(folder: SweepFolder, found: Sequence[Outcome]) -> Cost:
+    """Of all points so far."""
+    words = [(one, folder.word(one.point.number)) for one in found]
+    began = [float(word["began"]) for _, word in words if "began" in word]
+    ended = [float(word["ended"]) for _, word in words if "ended" in word]
+    lost = [float(word["ended"]) - float(word["began"]) for one, word in words if one.state is State.failed and "began" in word and "ended" in word]
+    once = {one.point.folder: one for one in found}.values()
+    span = max(0.0, max(ended) - min(began)) if began and ended else 0.0
+    return Cost(sum(one.seconds for one in once), span, sum(one.steps for one in once), sum(one.tries for one in found), sum(lost))

@@ -1,0 +1,128 @@
+"""What each parameter of a sweep does to the monitored metric, by itself. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from samewise.runner.sweep.results import Outcome, Spread, by_setting, spread
+
+_MOST_LEVELS = 8
+"""A parameter with more different values is looked at in ranges."""
+_RANGES = 4
+
+
+@dataclass(frozen=True)
+class Level:
+    """One value of a parameter, or one range of its values.
+
+    Args:
+        name: As an override writes it, or "0.001 to 0.02".
+        spread: The metric over the settings that have it, each setting by the mean over its seeds.
+    """
+
+    name: str
+    spread: Spread
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a parameter does.
+
+    Args:
+        key: The parameter's.
+        share: Of the variance between settings, how much lies between this parameter's levels: eta squared, 0 to 1. NaN where all settings came to the same.
+        levels: Each with what came of it, in the values' order.
+        best: The level with the best mean.
+        correlation: Spearman's rank correlation of the value with the metric, -1 to 1; None where values are no numbers.
+    """
+
+    key: str
+    share: float
+    levels: Sequence[Level]
+    best: str
+    correlation: float | None
+
+
+def effects(found: Sequence[Outcome]) -> list[Effect]:
+    """Of each parameter that has several values among the settings with a result, the strongest first.
+
+    What parameters do together is not told apart: in a sweep that is no full grid a share also holds what goes along with the parameter.
+    """
+    settled = [(setting[0].point.values, spread(setting).mean) for setting in by_setting(found)]
+    settled = [(values, mean) for values, mean in settled if not math.isnan(mean)]
+    mode = found[0].point.mode if found else "max"
+    keys = list(dict.fromkeys(key for values, _ in settled for key in values))
+    made = [_effect(key, settled, mode) for key in keys if len({values.get(key) for values, _ in settled}) > 1]
+    return sorted(made, key=lambda one: -1.0 if math.isnan(one.share) else one.share, reverse=True)
+
+
+def number_of(text: str) -> float | None:
+    """A value as a number; None where it is none, as `adam`."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _effect(key: str, settled: Sequence[tuple[Mapping[str, str], float]], mode: str) -> Effect:
+    pairs = [(values[key], mean) for values, mean in settled if key in values]
+    groups = _grouped(pairs)
+    levels = [Level(name, Spread.of(means)) for name, means in groups.items()]
+    pick = max if mode == "max" else min
+    best = pick(levels, key=lambda level: level.spread.mean).name
+    return Effect(key, _share(list(groups.values())), levels, best, _correlation(pairs))
+
+
+def _grouped(pairs: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
+    """The metric's values for each of the parameter's; for each of some equally full ranges of it where there are many."""
+    numbers = {text: number_of(text) for text, _ in pairs}
+    known = {text: value for text, value in numbers.items() if value is not None}
+    order = list(numbers) if len(known) < len(numbers) else sorted(known, key=lambda text: known[text])
+    groups = {text: [mean for other, mean in pairs if other == text] for text in order}
+    if len(known) < len(numbers) or len(order) <= _MOST_LEVELS:
+        return groups
+    size = math.ceil(len(order) / _RANGES)
+    found = dict[str, list[float]]()
+    for start in range(0, len(order), size):
+        some = order[start : start + size]
+        found[f"{known[some[0]]:.3g} to {known[some[-1]]:.3g}"] = [mean for text in some for mean in groups[text]]
+    return found
+
+
+def _share(groups: Sequence[Sequence[float]]) -> float:
+    """Eta squared: the sum of squares between groups as a part of the whole."""
+    everything = [value for group in groups for value in group]
+    middle = statistics.fmean(everything)
+    whole = sum((value - middle) ** 2 for value in everything)
+    between = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in groups)
+    return between / whole if whole > 0 else math.nan
+
+
+def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
+    numbers = [(number_of(text), mean) for text, mean in pairs]
+    known = [(value, mean) for value, mean in numbers if value is not None]
+    if len(known) < len(numbers) or len({value for value, _ in known}) < 2 or len({mean for _, mean in known}) < 2:
+        return None
+    from scipy.stats import spearmanr
+
+    return float(spearmanr([value for value, _ in known], [mean for _, mean in known]).statistic)
+
+
+def pareto(found: Sequence[Outcome], objectives: Mapping[str, str]) -> list[Outcome]:
+    """The points that no other beats in all objectives, by the metrics at their best step.
+
+    Args:
+        found: All points.
+        objectives: min or max, for each metric.
+    """
+    signs = {name: -1.0 if mode == "max" else 1.0 for name, mode in objectives.items()}
+    placed = [(one, [signs[name] * one.best.get(name, math.nan) for name in objectives]) for one in found]
+    placed = [(one, place) for one, place in placed if not any(map(math.isnan, place))]
+
+    def beaten(place: Sequence[float]) -> bool:
+        return any(all(a <= b for a, b in zip(other, place, strict=True)) and other != place for _, other in placed)
+
+    return [one for one, place in placed if not beaten(place)]

@@ -1,0 +1,134 @@
+"""Plots of a sweep as SVG, the same bits for the same results. matplotlib is imported where one is drawn, and without its global state."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from samewise.runner.sweep.curves import curve
+from samewise.runner.sweep.effects import Effect, number_of, pareto
+from samewise.runner.sweep.folder import label
+from samewise.runner.sweep.results import Outcome, State, by_setting, ranked, spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SHOWN = 8
+"""Settings with a colour of their own; the rest are grey."""
+_COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+_GREY = "#c8c8c8"
+
+
+def effects_plot(found: Sequence[Outcome], effects: Sequence[Effect]) -> str:
+    """The metric of each setting against each parameter, and the mean of each value with its 95 % interval; the strongest parameter first."""
+    figure = _figure(4.2 * min(3, len(effects)), 3.4 * math.ceil(len(effects) / 3))
+    for number, effect in enumerate(effects):
+        axes = figure.add_subplot(math.ceil(len(effects) / 3), min(3, len(effects)), number + 1)
+        _effect(axes, found, effect)
+    return _svg(figure)
+
+
+def _effect(axes: Axes, found: Sequence[Outcome], effect: Effect) -> None:
+    settings = [(setting[0].point.values.get(effect.key), spread(setting).mean) for setting in by_setting(found)]
+    known = [(value, mean) for value, mean in settings if value is not None and not math.isnan(mean)]
+    numbers = [number_of(value) for value, _ in known]
+    scale = [value for value in numbers if value is not None]
+    numeric = len(scale) == len(known) and len(set(scale)) > 2
+    names = [level.name for level in effect.levels]
+    if numeric:
+        axes.scatter(scale, [mean for _, mean in known], s=18, color=_COLOURS[0], alpha=0.6)
+        if min(scale) > 0 and max(scale) / min(scale) >= 20:
+            axes.set_xscale("log")
+    else:
+        axes.scatter([names.index(value) for value, _ in known], [mean for _, mean in known], s=18, color=_COLOURS[0], alpha=0.6)
+        axes.set_xticks(range(len(names)), [_cut(name) for name in names])
+    if all(number_of(name) is not None for name in names) or not numeric:
+        places = [float(name) for name in names] if numeric else list(range(len(names)))
+        means = [level.spread.mean for level in effect.levels]
+        margins = [0.0 if math.isnan(level.spread.margin) else level.spread.margin for level in effect.levels]
+        axes.errorbar(places, means, yerr=margins, fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
+    share = "" if math.isnan(effect.share) else f": {effect.share:.0%} of the variance"
+    axes.set_title(f"{effect.key.lstrip('+~')}{share}", fontsize=9)
+    axes.set_ylabel(found[0].point.monitor, fontsize=8)
+
+
+def seeds_plot(found: Sequence[Outcome]) -> str:
+    """The metric of every seed of the best settings, and each setting's mean with its 95 % interval."""
+    settings = [setting for setting in ranked(found) if spread(setting).count][: 2 * _SHOWN]
+    figure = _figure(7.5, 1.2 + 0.34 * len(settings))
+    axes = figure.add_subplot()
+    for place, setting in enumerate(settings):
+        values = [one.value for one in setting if one.state is State.finished and not math.isnan(one.value)]
+        total = spread(setting)
+        axes.scatter(values, [place] * len(values), s=20, color=_COLOURS[0], alpha=0.6)
+        margin = 0.0 if math.isnan(total.margin) else total.margin
+        axes.errorbar([total.mean], [place], xerr=[margin], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
+    axes.set_yticks(range(len(settings)), [_cut(label(setting[0].point.values), 60) for setting in settings])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{found[0].point.monitor}: seeds, mean, 95 % interval of the mean", fontsize=8)
+    return _svg(figure)
+
+
+def curves_plot(found: Sequence[Outcome], metric: str) -> str:
+    """A metric over the steps of every run, a colour for each of the best settings; empty where no run has logged it."""
+    figure = _figure(7.5, 4.2)
+    axes = figure.add_subplot()
+    drawn = False
+    settings = ranked(found)
+    for place, setting in reversed(list(enumerate(settings))):
+        colour = _COLOURS[place] if place < _SHOWN else _GREY
+        for number, one in enumerate(setting):
+            line = [(step, value) for step, value in curve(one, metric) if math.isfinite(value)]
+            if not line:
+                continue
+            drawn = True
+            name = _cut(label(setting[0].point.values), 50) if number == 0 and place < _SHOWN else None
+            axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.2, alpha=0.8, label=name, marker="." if len(line) < 15 else None)
+    if not drawn:
+        return ""
+    handles, names = axes.get_legend_handles_labels()
+    if names:
+        axes.legend(handles[::-1], names[::-1], fontsize=7, frameon=False)
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel(metric, fontsize=8)
+    return _svg(figure)
+
+
+def objectives_plot(found: Sequence[Outcome], objectives: Mapping[str, str]) -> str:
+    """The first two objectives of every point, with those that no other beats."""
+    first, second = list(objectives)[:2]
+    figure = _figure(5.5, 4.2)
+    axes = figure.add_subplot()
+    best = pareto(found, objectives)
+    axes.scatter([one.best.get(first, math.nan) for one in found], [one.best.get(second, math.nan) for one in found], s=18, color=_GREY)
+    front = sorted((one.best[first], one.best[second]) for one in best)
+    if front:
+        axes.plot(*zip(*front, strict=True), color=_COLOURS[0], marker="o", markersize=5, linewidth=1)
+    axes.set_xlabel(f"{first} ({objectives[first]})", fontsize=8)
+    axes.set_ylabel(f"{second} ({objectives[second]})", fontsize=8)
+    return _svg(figure)
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _svg(figure: Figure) -> str:
+    import matplotlib
+
+    for axes in figure.axes:
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "samewise", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]
+
+
+def _cut(text: str, most: int = 24) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,211 @@
+"""`samewise report`: what a sweep has found, told from its runs' folders."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.sweep.effects import effects, pareto
+from samewise.runner.sweep.folder import Point
+from samewise.runner.sweep.results import Outcome, State
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PICTURES = os.environ.get("SAMEWISE_PICTURES")
+"""A folder for the screenshots of the documents; where it is not set they go nowhere that lasts."""
+
+
+def samewise_process(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "samewise", *map(str, given)], cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+
+
+def outcome(number: int, value: float, mode: str = "max", state: State = State.finished, metrics: dict[str, float] | None = None, **values: str) -> Outcome:
+    point = Point(number, number, None, values, [], "some", "f" * 64, f"runs/some/{number}", "valid/score", mode, {})
+    return Outcome(point, state, best={"valid/score": value, **(metrics or {})})
+
+
+def test_in_a_full_grid_the_shares_of_what_acts_by_itself_add_up_to_one() -> None:
+    found = [outcome(number, 3 * a + b, a=str(a), b=str(b)) for number, (a, b) in enumerate((a, b) for a in range(2) for b in range(2))]
+    first, second = effects(found)
+    assert (first.key, second.key) == ("a", "b")
+    assert first.share == pytest.approx(0.9)
+    assert first.share + second.share == pytest.approx(1)
+    assert first.best == "1"
+    assert [level.spread.mean for level in first.levels] == [0.5, 3.5]
+    assert first.correlation == pytest.approx(math.sqrt(0.8))
+
+
+def test_what_is_better_is_what_the_experiment_says() -> None:
+    assert effects([outcome(0, 1.0, "min", a="x"), outcome(1, 2.0, "min", a="y")])[0].best == "x"
+    assert effects([outcome(0, 1.0, "max", a="x"), outcome(1, 2.0, "max", a="y")])[0].best == "y"
+
+
+def test_words_have_no_correlation_and_what_never_varies_has_no_effect() -> None:
+    (one,) = effects([outcome(0, 1.0, a="adam", b="1"), outcome(1, 2.0, a="sgd", b="1")])
+    assert one.key == "a"
+    assert one.correlation is None
+
+
+def test_many_values_are_looked_at_in_ranges() -> None:
+    (one,) = effects([outcome(number, float(number), a=repr(0.01 * (number + 1))) for number in range(20)])
+    assert [level.name for level in one.levels] == ["0.01 to 0.05", "0.06 to 0.1", "0.11 to 0.15", "0.16 to 0.2"]
+    assert [level.spread.count for level in one.levels] == [5, 5, 5, 5]
+    assert one.correlation == pytest.approx(1)
+
+
+def test_points_without_a_result_count_for_nothing() -> None:
+    found = [outcome(0, 1.0, a="1"), outcome(1, 2.0, a="2"), outcome(2, 99.0, state=State.failed, a="2"), outcome(3, math.nan, a="3")]
+    (one,) = effects(found)
+    assert [(level.name, level.spread.mean) for level in one.levels] == [("1", 1.0), ("2", 2.0)]
+
+
+def test_the_front_is_what_no_other_point_beats() -> None:
+    found = [outcome(number, 0, metrics={"up": up, "down": down}) for number, (up, down) in enumerate([(1, 1), (2, 2), (2, 3), (0, 0), (1, 2)])]
+    assert [one.point.number for one in pareto(found, {"up": "max", "down": "min"})] == [0, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A sweep of two rates and two seeds with MLflow on: where, its id, what was said at its end."""
+    folder = tmp_path_factory.mktemp("reported")
+    done = samewise_process("sweep", *TINY, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, next((folder / "runs" / "sweeps").iterdir()).name, done.stdout
+
+
+@pytest.mark.slow
+def test_the_table_the_page_the_csv_and_mlflow_hold_the_runs_own_values(reported: tuple[Path, str, str]) -> None:
+    folder, name, said = reported
+    told = json.loads(samewise_process("report", name, "--json", folder=folder).stdout)
+    summaries = {str(file.parent.relative_to(folder)): json.loads(file.read_text()) for file in folder.glob("runs/*/*/summary.json")}
+    assert len(summaries) == 4
+    assert {one["folder"]: one["weights_sha256"] for one in told["points"]} == {run: one["weights_sha256"] for run, one in summaries.items()}
+    means = [[summaries[one["folder"]]["metrics"]["best"]["valid/accuracy"] for one in told["points"] if one["setting"] == setting] for setting in range(2)]
+    assert told["settings"][0]["mean"] == pytest.approx(max(sum(each) / 2 for each in means))
+    assert told["effects"][0]["key"] == "optimizer.lr"
+    assert told["cost"]["steps"] == 16
+
+    written = folder / "runs" / "sweeps" / name / "report"
+    rows = list(csv.DictReader(io.StringIO((written / "points.csv").read_text())))
+    assert [float(row["valid/accuracy"]) for row in rows] == [one["value"] for one in told["points"]]
+    page = (written / "index.html").read_text()
+    assert page.count("<svg") == 4  # the parameter, the seeds, two curves
+    assert all(one["weights_sha256"][:12] in page for one in told["points"])
+    assert told["pages"]["compare"] in said
+
+    again = samewise_process("report", name[:17], folder=folder)
+    assert again.returncode == 0, again.stderr
+    assert (written / "index.html").read_text() == page
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/runs/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("samewise reports").experiment_id])
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"index.html", "settings.csv", "points.csv"}
+
+
+@pytest.fixture
+def ui(reported: tuple[Path, str, str]) -> Iterator[str]:
+    """The MLflow UI over the sweep's store, as `samewise ui` opens it: its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    served = subprocess.Popen([sys.executable, "-m", "samewise", "ui", "--port", str(port)], cwd=reported[0], stdout=subprocess.PIPE, text=True)
+    assert served.stdout is not None
+    try:
+        assert f"http://127.0.0.1:{port}" in served.stdout.readline()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
+            assert answer.status == 200
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        served.send_signal(signal.SIGINT)
+        served.wait(30)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Any]:
+    """A page of a real browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        made = browser.new_page(viewport={"width": 1720, "height": 900}, color_scheme="light")
+        made.set_default_timeout(90_000)
+        yield made
+        browser.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+@pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed")
+def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(reported: tuple[Path, str, str], ui: str, page: Any, tmp_path: Path) -> None:
+    folder, name, _ = reported
+    told = json.loads(samewise_process("report", name, "--json", "--no-mlflow", folder=folder).stdout)
+    at = {kind: address.replace("http://127.0.0.1:5000", ui) for kind, address in told["pages"].items() if kind != "opens"}
+    best_first = sorted(told["points"], key=lambda one: -one["final"]["valid/accuracy"])
+
+    page.goto(at["table"])
+    page.get_by_text("4 matching runs").wait_for()
+    close(page)
+    names = page.get_by_role("link", name=re.compile(r"^lr=")).all_inner_texts()
+    assert sorted(names) == sorted(f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)" for one in told["points"])
+    value_of = {f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)": one["final"]["valid/accuracy"] for one in told["points"]}
+    assert [value_of[one] for one in names] == [one["final"]["valid/accuracy"] for one in best_first]
+    keep(page, tmp_path, "sweep_table")
+
+    page.goto(at["table"] + "&compareRunsMode=CHART")
+    page.get_by_placeholder("Search metric charts").fill("valid/accuracy$")
+    page.get_by_text("valid/accuracy", exact=True).first.wait_for()
+    page.locator(".main-svg").first.wait_for()
+    drawn = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].flatMap(one => one.data.map(line => [line.name, [...(line.y || [])]]))")
+    final = {name: round(values[-1], 12) for name, values in drawn if values}
+    assert final == {name: round(value, 12) for name, value in value_of.items()}
+    keep(page, tmp_path, "sweep_charts")
+
+    page.goto(at["compare"])
+    page.get_by_text("Comparing 4 Runs from 1 Experiment").wait_for()
+    page.locator(".main-svg").first.wait_for()
+    body = page.inner_text("body")
+    assert "optimizer.lr" in body
+    for one in told["points"]:
+        assert one["mlflow_run_id"] in body
+        assert shown(one["final"]["valid/accuracy"]) in body
+    keep(page, tmp_path, "sweep_compared")
+
+
+def close(page: Any) -> None:
+    """The panel of MLflow's assistant, which covers a part of the table."""
+    panel = page.get_by_role("button", name=re.compile("close", re.I))
+    if panel.count():
+        panel.first.click()
+
+
+def keep(page: Any, folder: Path, name: str) -> None:
+    page.wait_for_timeout(1500)  # what MLflow draws comes in softly
+    page.screenshot(path=Path(PICTURES or folder) / f"{name}.png")
+
+
+def shown(value: float) -> str:
+    """A metric as the compare page writes it."""
+    return repr(round(value, 3)).rstrip("0").rstrip(".")
+
+
+def test_a_sweep_that_is_not_there_is_named(samewise, tmp_path) -> None:
+    done = samewise("report", "nothing", "--run-root", str(tmp_path))
+    assert done.returncode == 2
+    assert "no sweep of that name" in done.stderr
