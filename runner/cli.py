@@ -101,7 +101,7 @@ def train_composed(composed: Composed, *, as_json: bool = False, debug: bool = F
     from samewise.runner import determinism
     from samewise.runner.check import check, settings_are_sound
     from samewise.runner.launch import is_rank, launch, processes, rank
-    from samewise.runner.report import print_summary
+    from samewise.runner.summary import print_summary
 
     cfg, project, folder = composed.cfg, composed.project, composed.folder
     sound = settings_are_sound(composed)

@@ -243,7 +243,7 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
     """
     from samewise.runner.build import build
     from samewise.runner.loop import fit
-    from samewise.runner.report import print_summary
+    from samewise.runner.summary import print_summary
     from samewise.runner.strategies.peers import announce, linger
 
     main = int(os.environ["RANK"]) == 0
