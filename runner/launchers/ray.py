@@ -1,0 +1,219 @@
+"""Jobs of a running Ray cluster, one for each run, by its Jobs API; this process may go. It neither needs nor imports Ray.
+
+A job's submission id is SWEEP-MADE-NUMBER-TRY, where MADE is when the sweep was made: any process finds by it what an earlier one has submitted.
+
+SWEEP/ray/cancelled/   an empty file for each job that was told to stop while it waited: Ray would still start it
+SWEEP/code/            copies of the code, one for each state in which it was submitted
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+from urllib.parse import quote
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.ray_jobs import Away, Refused, Server, address_from
+from samewise.runner.launchers.snapshot import snapshot, variables
+
+if TYPE_CHECKING:
+    from samewise.runner.sweep.folder import SweepFolder
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_ENDS_AGAIN = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
+"""Ray's words for ends that would come again, beside an exit code of the job's own."""
+_LONGEST = 200  # characters of a reason
+
+
+@final
+class Ray(Launcher):
+    """Submits jobs to a cluster that runs already, and shares this machine's file system.
+
+    Args:
+        address: Of its dashboard, http://HOST:8265; null: RAY_API_SERVER_ADDRESS, else RAY_ADDRESS.
+        cpus: Of each job; null: as many as it keeps busy.
+        gpus: Of each job, also a part of one (0.5); null: one for each process, where the cluster has any.
+        mem: Of each job, in bytes or as "16G"; null: not counted.
+        resources: Of the cluster's own making, for each job: {"accelerator_type:A100": 0.01}.
+        jobs: How many at a time, with --wait; null: any number.
+        python: The interpreter on the machines; null: this one.
+        stop_s: Seconds that a job has to save when it is stopped.
+        poll_s: Seconds between two looks.
+    """
+
+    detached = True
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        cpus: float | None = None,
+        gpus: float | None = None,
+        mem: str | int | None = None,
+        resources: Mapping[str, float] | None = None,
+        jobs: int | None = None,
+        python: str | None = None,
+        stop_s: int = 120,
+        poll_s: float = 2.0,
+    ) -> None:
+        least = {"cpus": (cpus, 0.001), "gpus": (gpus, 0), "jobs": (jobs, 1), "stop_s": (stop_s, 1), "poll_s": (poll_s, 0.1)}
+        found = [Problem(name, "is too small", value, f"at least {low}") for name, (value, low) in least.items() if value is not None and value < low]
+        size = re.fullmatch(r"(\d+)([KMGT]?)", str(mem)) if mem is not None else None
+        if mem is not None and size is None:
+            found.append(Problem("mem", "is not an amount of memory", mem, "bytes, or a number with K, M, G or T: 16G"))
+        if found:
+            raise ConfigError(*found)
+        self._address, self._cpus, self._gpus, self._resources, self._most = address, cpus, gpus, dict(resources or {}), jobs
+        self._mem = int(size[1]) * _UNITS[size[2]] if size else None
+        self._python, self._stop_s, self.poll_s = python or sys.executable, stop_s, poll_s
+        self._last = dict[int, Seen]()
+
+    def open(self, sweep: SweepFolder) -> None:
+        self._server = Server(address_from(self._address))
+        self._sweep = sweep
+        self._home = sweep.path.absolute()
+        self._prefix = f"{sweep.id}-{round(sweep.facts['made'] * 1000):x}-"
+        self._ask("/api/version")
+
+    def room(self, running: Sequence[Job]) -> int | None:
+        return None if self._most is None else self._most - len(running)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        if self._most is not None and len(jobs) > self._most:
+            hint = "--wait: this process then submits job by job, and has to stay; or ask more of each job: launcher.cpus, launcher.resources"
+            raise ConfigError(Problem("launcher.jobs", "Ray cannot be told how many jobs of a sweep may run at a time", self._most, "null", hint))
+        facts = self._sweep.facts
+        code = snapshot(self._home, packages=facts.get("packages", ()), configs=facts.get("configs", ()))
+        tries = {number: _try(job) for number, job in self._jobs().items()}
+        for job in jobs:
+            self._ask("/api/jobs/", self._request(job, tries.get(job.number, 0) + 1, code), post=True)
+            self._last[job.number] = Seen(Standing.waiting)
+
+    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
+        wanted = set(numbers)
+        try:
+            known = self._jobs(wait=bool(self._last))
+        except Away:  # a head node that restarts
+            return {number: self._last[number] for number in wanted & self._last.keys()}
+        for number in wanted:
+            if number in known:
+                self._last[number] = self._read(known[number])
+            elif number in self._last or self._is_begun(number):
+                self._last[number] = Seen(Standing.gone, "Ray no longer knows its job")
+        return {number: self._last[number] for number in wanted & self._last.keys()}
+
+    def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
+        known = self._jobs()
+        for number in numbers:
+            job = known.get(number)
+            if job is None or self._read(job).standing is Standing.gone:
+                continue
+            if job["status"] == "PENDING":  # Ray starts it all the same, once there is room, to stop it then
+                mark = self._mark(job["submission_id"])
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                mark.touch()
+            self._ask(f"/api/jobs/{quote(job['submission_id'])}/stop", post=True)
+
+    def _request(self, job: Job, attempt: int, code: Path) -> dict[str, Any]:
+        """What Ray is asked for."""
+        name = f"{self._prefix}{job.number:04d}-{attempt}"
+        start = shlex.join([self._python, *Job(job.number, job.name, self._home).arguments])
+        log, mark = shlex.quote(str(self._home / "logs" / f"{job.number:04d}.log")), shlex.quote(str(self._mark(name)))
+        environment = {**job.environment, **variables(code), "RAY_JOB_STOP_WAIT_TIME_S": str(self._stop_s)}
+        return {
+            "submission_id": name,
+            "entrypoint": f"cd {shlex.quote(str(Path.cwd()))} && test ! -e {mark} && exec {start} >> {log} 2>&1",
+            "runtime_env": {"env_vars": environment},
+            "metadata": {"sweep": self._sweep.id, "point": job.name},
+            "entrypoint_num_cpus": self._cpus if self._cpus is not None else job.threads,
+            "entrypoint_num_gpus": self._gpus_of(job),
+            **({"entrypoint_memory": self._mem} if self._mem else {}),
+            **({"entrypoint_resources": self._resources} if self._resources else {}),
+        }
+
+    def _gpus_of(self, job: Job) -> float:
+        if self._gpus is not None:
+            return self._gpus
+        return job.processes if job.wants_gpu and self._has_gpus() else 0
+
+    def _has_gpus(self) -> bool:
+        if not hasattr(self, "_any_gpu"):
+            try:
+                nodes = self._ask("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
+                self._any_gpu = any(node["resources_total"].get("GPU") for node in nodes if node["state"] == "ALIVE")
+            except (ConfigError, KeyError, TypeError, AttributeError):  # an address that Ray may change
+                hint = "0, or how many each job needs"
+                raise ConfigError(Problem("launcher.gpus", "this Ray does not say whether its cluster has GPUs", "null", "a number", hint)) from None
+        return self._any_gpu
+
+    def _jobs(self, *, wait: bool = False) -> dict[int, Mapping[str, Any]]:
+        """The last job of each point that has any, as Ray tells of it.
+
+        Args:
+            wait: Where the server is away, raise Away and not ConfigError.
+        """
+        found = dict[int, Mapping[str, Any]]()
+        for job in self._ask("/api/jobs/", wait=wait):
+            name = str(job.get("submission_id") or "")
+            if not name.startswith(self._prefix):
+                continue
+            number = int(name.split("-")[-2])
+            if number not in found or _try(found[number]) < _try(job):
+                found[number] = job
+        return found
+
+    def _read(self, job: Mapping[str, Any]) -> Seen:
+        """A job, in Ray's words."""
+        status = str(job["status"])
+        if status == "PENDING":
+            marked = self._mark(job["submission_id"]).exists()
+            return Seen(Standing.gone, "STOPPED while it waited") if marked else Seen(Standing.waiting)
+        if status == "RUNNING":
+            return Seen(Standing.running)
+        if status == "SUCCEEDED":
+            return Seen(Standing.gone)
+        if status == "STOPPED":
+            return Seen(Standing.gone, status)
+        code, error = int(job.get("driver_exit_code") or 0), str(job.get("error_type") or "")
+        lines = [line.strip() for line in str(job.get("message") or "").splitlines() if line.strip()]
+        if code:
+            how = f"FAILED with exit code {code}" if code > 0 else f"FAILED, killed by signal {-code}"
+            last = lines[-1] if len(lines) > 1 and not lines[-1].startswith("Running entrypoint") else ""
+            return Seen(Standing.gone, f"{how}{last and f': {last[:_LONGEST]}'}", failed=code > 0)
+        return Seen(Standing.gone, f"FAILED: {lines[0][:_LONGEST] if lines else error}", failed=error in _ENDS_AGAIN)
+
+    def _is_begun(self, number: int) -> bool:
+        """Whether a job has begun that has not left word of its end."""
+        word = self._sweep.word(number)
+        return "began" in word and "ended" not in word
+
+    def _mark(self, name: str) -> Path:
+        return self._home / "ray" / "cancelled" / name
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False, wait: bool = False) -> Any:
+        """One request.
+
+        Raises:
+            ConfigError: it is refused, or not answered.
+        """
+        try:
+            return self._server.ask(path, body, post=post)
+        except Refused as refused:
+            if wait and refused.code >= 500:
+                raise Away(str(refused)) from None
+            hint = "RAY_AUTH_TOKEN, or the file ~/.ray/auth_token: `ray get-auth-token`" if refused.code in (401, 403) else ""
+            raise ConfigError(Problem("launcher", f"Ray refuses: {refused}", self._server.address, hint=hint)) from None
+        except Away as away:
+            if wait:
+                raise
+            expected = "a cluster that runs, with its dashboard: `ray start --head`, of pip install 'ray[default]'"
+            raise ConfigError(Problem("launcher.address", f"no Ray cluster answers: {away}", self._server.address, expected)) from None
+
+
+def _try(job: Mapping[str, Any]) -> int:
+    return int(str(job["submission_id"]).rsplit("-", 1)[-1])

@@ -1,0 +1,118 @@
+"""The Jobs API of Ray, over HTTP and without Ray.
+
+https://docs.ray.io/en/latest/cluster/running-applications/job-submission/api.html
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from samewise.runner.errors import ConfigError, Problem
+
+ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+"""Variables in which Ray's own commands look for the address, in their order."""
+_PATIENCE_S = 60
+_EXPECTED = "the address of the cluster's dashboard: http://HOST:8265"
+
+
+class Away(Exception):
+    """The server does not answer, or not sensibly; it may restart."""
+
+
+class Refused(Exception):
+    """The server has refused a request.
+
+    Args:
+        code: HTTP's.
+        said: Its last line.
+    """
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"{said} (HTTP status {code})")
+        self.code = code
+
+
+class Server:
+    """The server of a cluster's dashboard.
+
+    Args:
+        address: http://HOST:PORT.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+        self._headers = {"Content-Type": "application/json", **_headers()}
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False) -> Any:
+        """One request.
+
+        Args:
+            path: Below the address.
+            body: To be sent as JSON.
+            post: With POST, otherwise GET.
+
+        Returns:
+            The answer, read as JSON.
+
+        Raises:
+            Refused: with a status that is an error.
+            Away: no answer, or one that is not Ray's.
+        """
+        data = json.dumps(body or {}).encode() if post else None
+        request = urllib.request.Request(f"{self.address}{path}", data=data, headers=self._headers, method="POST" if post else "GET")
+        try:
+            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as refused:
+            raise Refused(refused.code, _last_line(refused.read().decode(errors="replace")) or refused.reason) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Away(str(getattr(error, "reason", "") or error)) from None
+        except ValueError:
+            raise Away("what answers there is not Ray's dashboard") from None
+
+
+def address_from(given: str | None) -> str:
+    """The address that was given, or that Ray's variables name.
+
+    Raises:
+        ConfigError: there is none, or it is not HTTP's.
+    """
+    named = next((name for name in ADDRESSES if os.environ.get(name)), None)
+    path, address = ("launcher.address", given) if given else (named or "launcher.address", os.environ[named] if named else None)
+    if not address:
+        raise ConfigError(Problem(path, "no address of a Ray cluster is given", expected=_EXPECTED, hint=f"or set {ADDRESSES[0]}"))
+    if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
+        raise ConfigError(Problem(path, "is not where Ray takes jobs", address, _EXPECTED, "launcher.address"))
+    return address
+
+
+def _headers() -> dict[str, str]:
+    """What says who asks: as Ray's own commands do, from its variables or from the file that `ray get-auth-token` writes."""
+    try:
+        headers = {str(name): str(value) for name, value in json.loads(os.environ.get("RAY_JOB_HEADERS") or "{}").items()}
+    except (ValueError, AttributeError):
+        raise ConfigError(Problem("RAY_JOB_HEADERS", "is not a JSON object", expected='{"NAME": "VALUE"}')) from None
+    if any(name.lower() == "authorization" for name in headers) or os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return headers
+    token = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if not token:
+        file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+        try:
+            token = file.read_text(encoding="utf-8").strip()
+        except OSError:
+            return headers
+    return {**headers, "Authorization": f"Bearer {token}"} if token else headers
+
+
+def _last_line(said: str) -> str:
+    """Of a traceback or a sentence; nothing of a web page."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines and not lines[0].startswith("<") else ""

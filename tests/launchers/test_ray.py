@@ -1,0 +1,227 @@
+"""`launcher=ray` on a real Ray, in a network namespace of its own: detached, cancelled, failing; the same bits as alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import http.server
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "callbacks=none", "launcher=ray", "launcher.poll_s=0.5"]
+ADDRESS = "192.0.2.1"
+"""Of those reserved for documentation (RFC 5737): it exists in the namespace alone. Ray takes no 127.0.0.1."""
+VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_JOB_HEADERS")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray of one node with two CPUs, which takes jobs from who has the token. It is reached from its namespace only.
+
+    Args:
+        namespace: The name of its network namespace.
+        token: What it asks for.
+        ray: Its command.
+        folder: Its files; the path is short, because sockets have short names.
+    """
+
+    namespace: str
+    token: str
+    ray: str
+    folder: Path
+
+    def start(self, environment: dict[str, str]) -> None:
+        run("ip", "netns", "add", self.namespace)
+        run("ip", "link", "add", "r0", "netns", self.namespace, "type", "veth", "peer", "name", "r1", "netns", self.namespace)
+        run("ip", "-n", self.namespace, "address", "add", f"{ADDRESS}/24", "dev", "r0")
+        for interface in ("lo", "r0", "r1"):
+            run("ip", "-n", self.namespace, "link", "set", interface, "up")
+        head = [self.ray, "start", "--head", f"--node-ip-address={ADDRESS}", "--num-cpus=2", "--num-gpus=0", "--disable-usage-stats"]
+        head += ["--object-store-memory=100000000", f"--temp-dir={self.folder}"]
+        run("ip", "netns", "exec", self.namespace, *head, env={**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token})
+
+    def stop(self) -> None:
+        pids = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False).stdout
+        for pid in pids.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "delete", self.namespace], capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """This thread in the namespace, as `ip netns exec` has a new process."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net") as home, open(f"/var/run/netns/{self.namespace}") as there:
+            assert libc.setns(there.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
+            try:
+                yield
+            finally:
+                libc.setns(home.fileno(), 0)
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def ray_command(folder: Path, environment: dict[str, str]) -> str:
+    """Ray's command: one that is on the path, or of an environment made for these tests."""
+    if (found := shutil.which("ray")) is not None:
+        return found
+    run(sys.executable, "-m", "venv", str(folder), env=environment)
+    pip = subprocess.run(
+        [str(folder / "bin" / "pip"), "install", "--quiet", "ray[default]>=2.50"], capture_output=True, text=True, check=False, env=environment
+    )
+    if pip.returncode:
+        pytest.skip(f"Ray cannot be installed here: {(pip.stderr.strip().splitlines() or ['without a word'])[-1]}")
+    return str(folder / "bin" / "ray")
+
+
+@pytest.fixture(scope="module")
+def running_cluster(tmp_path_factory, clean_environment) -> Iterator[Cluster]:
+    if shutil.which("ip") is None:
+        pytest.skip("there is no command ip (of iproute2) to make a network namespace with")
+    tried = subprocess.run(["ip", "netns", "add", f"tried-{os.getpid()}"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"network namespaces cannot be made here, which takes root: {tried.stderr.strip()}")
+    run("ip", "netns", "delete", f"tried-{os.getpid()}")
+    command = ray_command(tmp_path_factory.mktemp("ray") / "env", clean_environment)
+    cluster = Cluster(f"samewise-ray-{os.getpid()}", secrets.token_hex(32), command, Path(tempfile.mkdtemp(prefix="ray-")))
+    try:
+        cluster.start(clean_environment)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def nothing_set(monkeypatch, tmp_path) -> None:
+    """None of Ray's variables, and no file with a token."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def cluster(running_cluster: Cluster, nothing_set, monkeypatch) -> Iterator[Cluster]:
+    """The cluster, as the one that this process is told of."""
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", running_cluster.token)
+    with running_cluster.inside():
+        yield running_cluster
+
+
+def points(samewise, *sweep: str) -> list[dict]:
+    return json.loads(samewise("sweep", *sweep, "--status", "--json").stdout)["points"]
+
+
+def wait_for(what: str, is_so: Callable[[], object], *, seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until, f"waited in vain for {what}"
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_three_jobs_give_the_bits_of_runs_alone(samewise, cluster, tmp_path, monkeypatch):
+    sweep = [*TINY, f"run_root={tmp_path}", "seed=range(3)"]
+    with monkeypatch.context() as without:
+        without.delenv("RAY_AUTH_TOKEN")
+        refused = samewise("sweep", *sweep)
+    assert refused.returncode == 2
+    assert "Ray refuses: Unauthorized" in refused.stderr
+    assert "3 jobs submitted" in samewise("sweep", *sweep).stderr
+    assert "3 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not a second time
+    done = samewise("sweep", *sweep, "--wait", "--json")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)["points"]
+    assert [(point["state"], point["tries"]) for point in found] == [("finished", 1)] * 3
+    alone = samewise("train", *TINY, f"run_root={tmp_path / 'alone'}", "seed=2", "--json")
+    assert found[2]["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
+    assert len({point["weights_sha256"] for point in found}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_cancelled_has_saved_and_goes_on_when_submitted_again(samewise, cluster, tmp_path):
+    sweep = [*TINY, f"run_root={tmp_path}", "seed=0,1", "max_steps=null", "max_epochs=1000000", "evaluate.every_epochs=null", "launcher.cpus=2"]
+    samewise("sweep", *sweep)
+    wait_for("the first step", lambda: points(samewise, *sweep)[0]["steps"])
+    assert [point["state"] for point in points(samewise, *sweep)] == ["running", "waiting"]
+    samewise("sweep", *sweep, "--cancel")
+    wait_for("the end of the first", lambda: points(samewise, *sweep)[0]["state"] == "interrupted")
+    first, second = points(samewise, *sweep)
+    assert "STOPPED; step " in first["reason"]
+    assert "stopped by SIGTERM, and saved" in first["reason"]
+    assert (second["state"], second["reason"], second["tries"]) == ("interrupted", "STOPPED while it waited", 0)
+
+    samewise("sweep", *sweep)
+    wait_for("further steps", lambda: points(samewise, *sweep)[0]["tries"] == 2 and points(samewise, *sweep)[0]["steps"] > first["steps"])
+    samewise("sweep", *sweep, "--cancel")
+    wait_for("the end of both", lambda: {point["state"] for point in points(samewise, *sweep)} == {"interrupted"})
+    log = next(tmp_path.glob("sweeps/*/logs/0000.log")).read_text()
+    assert "resumed" in log or "resuming" in log, log
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_failing_job_is_told_with_its_reason_and_run_again_when_asked(samewise, cluster, tmp_path):
+    sweep = [*TINY, f"run_root={tmp_path}", "optimizer.lr=1e30,0.1"]
+    samewise("sweep", *sweep, "launcher.python=/nowhere/python")
+    wait_for("the end of both", lambda: [point["state"] for point in points(samewise, *sweep)] == ["failed"] * 2)
+    assert {point["reason"] for point in points(samewise, *sweep)} == {"FAILED with exit code 127"}
+    assert "0 to run" in samewise("sweep", *sweep).stderr
+    done = samewise("sweep", *sweep, "--retry-failed", "--wait")
+    assert done.returncode == 1
+    bad, good = points(samewise, *sweep)
+    assert bad["state"] == "failed"
+    assert "is not finite" in bad["reason"]
+    assert good["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "said"),
+    [
+        ({}, [], "no address of a Ray cluster is given"),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, [], "RAY_ADDRESS: is not where Ray takes jobs"),
+        ({"RAY_ADDRESS": "http://127.0.0.1:1"}, [], "no Ray cluster answers: [Errno 111] Connection refused"),
+        ({"RAY_JOB_HEADERS": "token"}, ["launcher.address=http://127.0.0.1:1"], "RAY_JOB_HEADERS: is not a JSON object"),
+        ({}, ["launcher.mem=lots", "launcher.cpus=0"], "launcher.mem: is not an amount of memory"),
+    ],
+)
+def test_without_a_cluster_the_reason_is_told(samewise, nothing_set, monkeypatch, tmp_path, variables, settings, said):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = samewise("sweep", *TINY, f"run_root={tmp_path}", "seed=0,1", *settings)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_server_that_is_not_rays_is_refused(samewise, nothing_set, tmp_path):
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "version").write_text("1.0 of something else")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"launcher.address=http://127.0.0.1:{server.server_port}"
+        done = samewise("sweep", *TINY, f"run_root={tmp_path / 'runs'}", "seed=0,1", address)
+        server.shutdown()
+    assert done.returncode == 2
+    assert "what answers there is not Ray's dashboard" in done.stderr
