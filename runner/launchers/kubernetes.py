@@ -1,0 +1,270 @@
+"""Runs as pods of Kubernetes: one Indexed Job for all, written as a manifest, applied where there is kubectl; this process may go.
+
+SWEEP/kubernetes/
+  0001.yaml      a Job's manifest
+  0001.json      which point each of its indices is, and what its pods need to know
+  cancelled/     an empty file for each index that was told to stop: 0001-3
+SWEEP/code/      copies of the code, one for each state in which it was submitted
+
+`kubernetes_manifest.py` writes the manifest, `kubernetes_job.py` is what runs in a pod, `kubernetes_status.py` reads what the cluster says.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import yaml
+
+from samewise.runner.cli import INTERRUPTED
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.folder import read_json, write_json
+from samewise.runner.launchers import kubernetes_manifest as manifest
+from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
+from samewise.runner.launchers.kubernetes_status import Cluster
+from samewise.runner.launchers.snapshot import snapshot, variables
+
+if TYPE_CHECKING:
+    from samewise.runner.sweep.folder import SweepFolder
+
+HOME = "kubernetes"
+_LONGEST = 10_000
+"""Indices of one Job; from 100,000 on Kubernetes has further conditions."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The newest job of a point."""
+
+    file: Path
+    index: int
+    given: Mapping[str, Any]
+
+    @property
+    def mark(self) -> Path:
+        return self.file.parent / "cancelled" / f"{self.file.stem}-{self.index}"
+
+
+@final
+class Kubernetes(Launcher):
+    """Writes manifests of Indexed Jobs. A pod that is told to end saves its run, and another goes on with it.
+
+    Args:
+        image: Of the container: Python with samewise's dependencies.
+        volumes: For each folder that this machine and the pods share, where the pods have it from: `CLAIM`, `CLAIM/FOLDER` of a PersistentVolumeClaim,
+            or `/FOLDER` of the node. One of them holds the sweep's folder.
+        python: The interpreter in the image.
+        namespace: Where the Jobs are made; null: kubectl's own.
+        nodes: A run is one pod: 1.
+        cpus: Of each pod; null: the threads of its processes and its loader's workers.
+        gpus: Of each pod; null: one for each process, unless device=cpu.
+        gpu_resource: What the cluster calls a GPU.
+        memory: Of each pod; null: no limit.
+        jobs: How many at a time; null: any number.
+        env: Further variables of the pods.
+        user: Whom the pods run as, `UID:GID`; null: as you, so that the files are yours; "image": as the image says.
+        pod: Further fields of the pods' spec: `nodeSelector`, `tolerations`, `imagePullSecrets`.
+        notice_s: Seconds that a pod has to save when it is told to end.
+        retries: How often a run is started again that was killed without a chance to save, by lack of memory for example.
+        apply: Whether to give the manifest to kubectl; null: where there is one.
+        poll_s: Seconds between two looks.
+    """
+
+    detached = True
+
+    def __init__(
+        self,
+        *,
+        image: str | None = None,
+        volumes: Mapping[str, Any] | None = None,
+        python: str = "python",
+        namespace: str | None = None,
+        nodes: int = 1,
+        cpus: int | None = None,
+        gpus: int | None = None,
+        gpu_resource: str = "nvidia.com/gpu",
+        memory: str | int | None = None,
+        jobs: int | None = None,
+        env: Mapping[str, Any] | None = None,
+        user: str | None = None,
+        pod: Mapping[str, Any] | None = None,
+        notice_s: int = 120,
+        retries: int = 3,
+        apply: bool | None = None,
+        poll_s: float = 5.0,
+    ) -> None:
+        least = {"cpus": (cpus, 1), "gpus": (gpus, 0), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "retries": (retries, 0), "poll_s": (poll_s, 0.1)}
+        found = [Problem(name, "is too small", value, f"at least {low}") for name, (value, low) in least.items() if value is not None and value < low]
+        if nodes != 1:
+            hint = "strategy=elastic strategy.nproc=N: as many processes as the pod has GPUs; several machines for one run: launcher=slurm"
+            found.append(Problem("nodes", "a run is one pod, which is on one machine", nodes, "1", hint))
+        if namespace is not None and not manifest.is_name(namespace):
+            expected = "small letters, digits and -, as RFC 1123 has them"
+            found.append(Problem("namespace", "no namespace can have this name", namespace, expected, f"perhaps {manifest.label(namespace)}"))
+        if memory is not None and not manifest.is_quantity(str(memory)):
+            found.append(Problem("memory", "is no amount of memory", memory, "as Kubernetes writes it: 16Gi"))
+        found += [
+            Problem(f"pod.{name}", "is written by the launcher itself", hint="see the launcher's other keys") for name in manifest.OURS if name in (pod or {})
+        ]
+        if found:
+            raise ConfigError(*found)
+        self._cpus, self._gpus, self._most, self._apply, self.poll_s = cpus, gpus, jobs, apply, poll_s
+        self._template = manifest.Template(
+            image=image or "",
+            python=python,
+            namespace=namespace,
+            volumes=[manifest.Volume.of(os.path.normpath(path), source) for path, source in (volumes or {}).items()],
+            memory=str(memory) if memory is not None else None,
+            gpu_resource=gpu_resource,
+            env={name: str(value) for name, value in (env or {}).items()},
+            user=_user(user),
+            notice_s=notice_s,
+            retries=retries,
+            jobs=jobs,
+            pod=pod or {},
+        )
+
+    def open(self, sweep: SweepFolder) -> None:
+        home, held = sweep.path.absolute() / HOME, self._template.volumes
+        found = list[Problem]()
+        if not self._template.image:
+            expected = "an image with Python and what samewise depends on"
+            found.append(
+                Problem("launcher.image", "is missing: what the pods are made from", expected=expected, hint="launcher.image=registry.example/torch:1")
+            )
+        if not any(one.holds(home) for one in held):
+            message = "is missing: pods read the sweep and write its runs there" if not held else "does not hold the sweep's folder"
+            value = {one.path: one.claim or one.folder for one in held} if held else ...
+            hint = f"'+launcher.volumes={{{Path.cwd()}: CLAIM}}', with the name of a PersistentVolumeClaim, or /A/FOLDER of every node"
+            found.append(Problem("launcher.volumes", message, value, f"a volume for {home.parent}, or a folder above it", hint))
+        if self._apply and shutil.which("kubectl") is None:
+            found.append(Problem("launcher.apply", "there is no kubectl here", True, hint="launcher.apply=false writes the manifest only"))
+        if found:
+            raise ConfigError(*found)
+        self._sweep, self._home = sweep, home
+        has_kubectl = self._apply is not False and shutil.which("kubectl") is not None
+        self._cluster = Cluster(self._template.namespace) if has_kubectl else None
+
+    def room(self, running: Sequence[Job]) -> int | None:
+        return None if self._most is None else self._most - len(running)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
+        facts = self._sweep.facts
+        code = snapshot(self._home.parent, packages=facts.get("packages", ()), configs=facts.get("configs", ()))
+        alike = dict[tuple[int, int], list[Job]]()
+        for job in jobs:
+            alike.setdefault(self._needs(job), []).append(job)
+        for needs, several in alike.items():
+            for start in range(0, len(several), _LONGEST):
+                self._submit(several[start : start + _LONGEST], needs, code)
+
+    def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
+        where = self._where(numbers)
+        known = dict[str, dict[int, Seen] | None]()
+        for place in where.values():
+            name = place.given["job"]
+            if name not in known:
+                known[name] = self._cluster.look(name, len(place.given["points"])) if self._cluster else None
+        return {number: self._seen(number, place, known[place.given["job"]]) for number, place in where.items()}
+
+    def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
+        where = self._where(numbers)
+        standing = self.look(where)
+        live = [place for number, place in where.items() if standing[number].standing is not Standing.gone]
+        for place in live:
+            place.mark.touch()  # what pods go by, those too that have not begun
+        for file in sorted({place.file for place in live}):
+            name = read_json(file)["job"]
+            if kill and self._cluster:
+                self._cluster.kill(name, [place.index for place in live if place.file == file])
+            if self._is_wanted(file):
+                continue
+            if self._cluster:
+                self._cluster.delete(name)
+            else:
+                print(
+                    f"pods of {name} that have not begun end as they begin; so that none does: kubectl delete -f {file.with_suffix('.yaml')}", file=sys.stderr
+                )
+
+    def _is_wanted(self, file: Path) -> bool:
+        """Whether any run of a Job is neither over nor told to stop."""
+        own = {number: place for number, place in self._where(read_json(file)["points"]).items() if place.file == file}
+        return any(seen.standing is not Standing.gone and not own[number].mark.exists() for number, seen in self.look(own).items())
+
+    def _seen(self, number: int, place: _Place, of_job: Mapping[int, Seen] | None) -> Seen:
+        """What is known of a point: by the cluster where it knows the Job, else by the run's own word."""
+        if of_job:
+            seen = of_job[place.index]
+            return Seen(seen.standing, "cancelled") if seen.standing is Standing.gone and place.mark.exists() else seen
+        word = self._sweep.word(number)
+        has_begun = word.get("began", 0) >= place.given["submitted"]
+        is_over = has_begun and "ended" in word
+        if is_over and word.get("exit_code") != INTERRUPTED:
+            return Seen(Standing.gone)
+        if place.mark.exists() and (is_over or not has_begun):
+            return Seen(Standing.gone, "cancelled")
+        if of_job is not None and place.given["applied"]:
+            return Seen(Standing.gone, f"Kubernetes no longer knows its Job {place.given['job']}")
+        if is_over:
+            return Seen(Standing.waiting, "saved, to be started again")
+        hint = "" if place.given["applied"] else f"kubectl apply -f {place.file.with_suffix('.yaml')}"
+        return Seen(Standing.running) if has_begun else Seen(Standing.waiting, hint)
+
+    def _needs(self, job: Job) -> tuple[int, int]:
+        """CPUs and GPUs of a pod."""
+        gpus = self._gpus if self._gpus is not None else job.processes if job.wants_gpu else 0
+        return self._cpus or max(1, job.threads), gpus
+
+    def _submit(self, jobs: Sequence[Job], needs: tuple[int, int], code: Path) -> None:
+        number = 1 + max((int(file.stem) for file in self._home.glob("*.json")), default=0)
+        file = self._home / f"{number:04d}.json"
+        name = manifest.job_name(self._sweep.id, f"{number:04d}-{uuid.uuid4().hex[:5]}", len(jobs))
+        given = {
+            "job": name,
+            "points": [job.number for job in jobs],
+            "variables": [dict(job.environment) for job in jobs],
+            "submitted": time.time(),
+            "applied": False,
+        }
+        cpus, gpus = needs
+        whole = self._template.job(file, name=name, sweep=self._sweep.id, count=len(jobs), cpus=cpus, gpus=gpus, variables=variables(code), cwd=Path.cwd())
+        paper = file.with_suffix(".yaml")
+        paper.write_text(yaml.safe_dump(whole, sort_keys=False, width=160), encoding="utf-8")
+        write_json(file, given)
+        if self._cluster is None:
+            print(f"nothing runs yet: kubectl apply -f {paper}", file=sys.stderr)
+            return
+        try:
+            self._cluster.apply(paper)
+        except ConfigError:
+            paper.unlink()
+            file.unlink()
+            raise
+        write_json(file, {**given, "applied": True})
+
+    def _where(self, numbers: Iterable[int]) -> dict[int, _Place]:
+        """The newest job of each point that has been submitted."""
+        found = dict[int, _Place]()
+        for file in sorted(self._home.glob("*.json")):
+            given: Mapping[str, Any] = read_json(file) or {}
+            found |= {point: _Place(file, index, given) for index, point in enumerate(given.get("points", ()))}
+        return {number: found[number] for number in numbers if number in found}
+
+
+def _user(given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return os.getuid(), os.getgid()
+    if given == "image":
+        return None
+    uid, _, gid = str(given).partition(":")
+    if not (uid.isdigit() and gid.isdigit()):
+        raise ConfigError(Problem("user", "is nobody", given, "UID:GID, as 1000:1000; null; image"))
+    return int(uid), int(gid)

@@ -1,0 +1,127 @@
+"""What a cluster says of a Job and its pods, by kubectl."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.launchers.base import Seen, Standing
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_PATIENCE_S = 60
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The one that kubectl is set up for.
+
+    Args:
+        namespace: None: kubectl's own.
+    """
+
+    namespace: str | None
+
+    def apply(self, manifest: Path) -> None:
+        """Have it make the Job.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        done = self._call("apply", f"--filename={manifest}")
+        if done.returncode:
+            hint = "`kubectl config current-context` names the cluster; launcher.apply=false writes the manifest only"
+            raise ConfigError(Problem("launcher", f"kubectl cannot apply the Job: {_last_line(done.stderr)}", hint=hint))
+
+    def look(self, name: str, count: int) -> dict[int, Seen] | None:
+        """Where each index of a Job stands; empty where there is no such Job, None where the cluster does not answer."""
+        job = self._call("get", "job", name, "--output=json")
+        if job.returncode:
+            return {} if "NotFound" in job.stderr else None
+        pods = self._call("get", "pods", f"--selector=batch.kubernetes.io/job-name={name}", "--output=json")
+        return read(json.loads(job.stdout), json.loads(pods.stdout)["items"] if not pods.returncode else [], count)
+
+    def delete(self, name: str) -> None:
+        """Have its pods told to end, and then the Job forgotten."""
+        self._call("delete", "job", name, "--ignore-not-found", "--cascade=foreground", "--wait=false")
+
+    def kill(self, name: str, indices: Iterable[int]) -> None:
+        """End some of its pods at once."""
+        some = f"batch.kubernetes.io/job-name={name},{_INDEX} in ({','.join(map(str, indices))})"
+        self._call("delete", "pods", f"--selector={some}", "--grace-period=1", "--wait=false")
+
+    def _call(self, *command: str) -> subprocess.CompletedProcess[str]:
+        whole = ["kubectl", *([f"--namespace={self.namespace}"] if self.namespace else []), f"--request-timeout={_PATIENCE_S}s", *command]
+        try:
+            return subprocess.run(whole, capture_output=True, text=True, timeout=2 * _PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(whole, 1, "", "it has said nothing for too long")
+
+
+def read(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int) -> dict[int, Seen]:
+    """Where each index stands.
+
+    Args:
+        job: A Job of batch/v1, with its status.
+        pods: Its Pods.
+        count: How many indices it has.
+    """
+    status = job.get("status", {})
+    done, failed = set(_indices(status.get("completedIndexes"))), set(_indices(status.get("failedIndexes")))
+    ended = [one for one in status.get("conditions") or () if one["type"] in ("Complete", "Failed") and one["status"] == "True"]
+    newest = dict[int, Mapping[str, Any]]()
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
+        newest[int(pod["metadata"].get("annotations", {}).get(_INDEX, -1))] = pod
+    found = dict[int, Seen]()
+    for index in range(count):
+        pod = newest.get(index, {})
+        if index in done:
+            found[index] = Seen(Standing.gone)
+        elif index in failed:
+            found[index] = Seen(Standing.gone, _end(pod), failed=True)
+        elif ended:
+            found[index] = Seen(Standing.gone, str(ended[0].get("reason") or ""))
+        elif pod.get("status", {}).get("phase") == "Running":
+            found[index] = Seen(Standing.running)
+        else:
+            found[index] = Seen(Standing.waiting, _wait(pod) if pod else "suspended" if job["spec"].get("suspend") else "")
+    return found
+
+
+def _indices(text: str | None) -> Iterable[int]:
+    """Of a list such as `0-3,7`."""
+    for part in filter(None, (text or "").split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _states(pod: Mapping[str, Any], which: str) -> list[Mapping[str, Any]]:
+    return [one["state"][which] for one in pod.get("status", {}).get("containerStatuses") or () if which in one.get("state", {})]
+
+
+def _end(pod: Mapping[str, Any]) -> str:
+    """How a pod has ended."""
+    for one in _states(pod, "terminated"):
+        reason = one.get("reason", "Error")
+        return f"failed with exit code {one['exitCode']}" if reason == "Error" else str(reason)
+    return str(pod.get("status", {}).get("reason") or "its index has failed")
+
+
+def _wait(pod: Mapping[str, Any]) -> str:
+    """What a pod waits for."""
+    waiting = [str(one.get("reason", "")) for one in _states(pod, "waiting")]
+    unplaced = [
+        f"{one.get('reason')}: {one.get('message', '')}"
+        for one in pod.get("status", {}).get("conditions") or ()
+        if one["type"] == "PodScheduled" and one["status"] == "False"
+    ]
+    return next(filter(None, [*unplaced, *waiting]), "")
+
+
+def _last_line(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "without a word"
