@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from samewise.runner.sweep.folder import SweepFolder
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_ENDS_AGAIN = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
-"""Ray's words for ends that would come again, beside an exit code of the job's own."""
 _LONGEST = 200  # characters of a reason
 
 
@@ -170,11 +168,12 @@ class Ray(Launcher):
     def _read(self, job: Mapping[str, Any]) -> Seen:
         """A job, in Ray's words."""
         status = str(job["status"])
-        if status == "PENDING":
-            marked = self._mark(job["submission_id"]).exists()
-            return Seen(Standing.gone, "STOPPED while it waited") if marked else Seen(Standing.waiting)
         if status == "RUNNING":
             return Seen(Standing.running)
+        if self._mark(job["submission_id"]).exists():  # whatever Ray calls it: it may fail to stop a job that is over at once
+            return Seen(Standing.gone, "STOPPED while it waited")
+        if status == "PENDING":
+            return Seen(Standing.waiting)
         if status == "SUCCEEDED":
             return Seen(Standing.gone)
         if status == "STOPPED":
@@ -185,7 +184,8 @@ class Ray(Launcher):
             how = f"FAILED with exit code {code}" if code > 0 else f"FAILED, killed by signal {-code}"
             last = lines[-1] if len(lines) > 1 and not lines[-1].startswith("Running entrypoint") else ""
             return Seen(Standing.gone, f"{how}{last and f': {last[:_LONGEST]}'}", failed=code > 0)
-        return Seen(Standing.gone, f"FAILED: {lines[0][:_LONGEST] if lines else error}", failed=error in _ENDS_AGAIN)
+        why = lines[-1] if lines and lines[0].startswith("Traceback") else lines[0] if lines else error
+        return Seen(Standing.gone, f"FAILED: {why[:_LONGEST]}", failed=error == "RUNTIME_ENV_SETUP_FAILURE")
 
     def _is_begun(self, number: int) -> bool:
         """Whether a job has begun that has not left word of its end."""
