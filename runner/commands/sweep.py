@@ -79,12 +79,12 @@ def start(args: argparse.Namespace) -> int:
         return _list(space, sweeper, folder, project, elsewhere=launcher.detached)
     folder.write_facts({**folder.facts, **_facts(given, project, shared, folder)})
     with folder.locked():
-        launcher.open(folder)
         settings = sweeper.count()
         total = settings * max(1, len(space.seeds)) if settings is not None else None
         watcher = Watcher(folder, total=total)
         sweep = Sweep(folder, space, sweeper, launcher, Composer(project), project, watcher, retry_failed=getattr(args, "retry_failed", False))
         try:
+            launcher.open(folder)
             todo = sweep.prepare()
             watcher.say(f"{folder.id}: {f'{total} points, ' if total is not None else ''}{todo} to run; {folder.path}")
             if launcher.detached and not wait:
