@@ -1,0 +1,354 @@
+"""`launcher=kubernetes` without a cluster: its manifest against the published schema, and its pods' command, run for real as the manifest has it.
+
+`job-batch-v1.json` is Kubernetes' own schema, strict; its first lines say where it is from.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from samewise.runner.launchers import kubernetes_manifest, kubernetes_status
+
+SCHEMA = json.loads(Path(__file__).with_name("job-batch-v1.json").read_text())
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=hold", "evaluate.every_epochs=null"]
+PODS = ["launcher=kubernetes", "launcher.image=registry.example/torch:1", "launcher.user=1000:1000", "launcher.apply=false"]
+HOLD = '''
+import pathlib, time
+from samewise.runner.interfaces import Callback
+
+class Hold(Callback):
+    """At the fifth step, waits while there is a file for its seed, or until the run is asked to stop: no clock decides what a test finds."""
+
+    def __init__(self, folder: str, seed: int) -> None:
+        self.file = pathlib.Path(folder, str(seed))
+
+    def on_step(self, run, outcome):
+        while run.step == 5 and self.file.exists() and not run.strategy.stop_heard:
+            (self.file.parent / f"{self.file.name}.held").touch()
+            time.sleep(0.05)
+'''
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a callback that holds runs, the current folder: it returns the folder of the files that hold."""
+    for one in ("holds", "pod_lab", "configs/callbacks"):
+        (tmp_path / one).mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["pod_lab"]\nconfigs = "configs"\n')
+    (tmp_path / "pod_lab" / "__init__.py").touch()
+    (tmp_path / "pod_lab" / "hold.py").write_text(HOLD)
+    target = f"hold:\n  _target_: pod_lab.hold.Hold\n  folder: {tmp_path / 'holds'}\n  seed: ${{seed}}\n"
+    (tmp_path / "configs" / "callbacks" / "hold.yaml").write_text(f"# Waits at a step\n{target}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "holds"
+
+
+def command(folder: Path, *overrides: str, volumes: str = "{{{folder}: work/me}}") -> list[str]:
+    return [*TINY, *PODS, f"+launcher.volumes={volumes.format(folder=folder)}", f"launcher.python={sys.executable}", *overrides]
+
+
+def manifest(folder: Path, number: int = 1) -> dict[str, Any]:
+    (file,) = folder.glob(f"runs/sweeps/*/kubernetes/{number:04d}.yaml")
+    return yaml.safe_load(file.read_text())
+
+
+def start(job: dict[str, Any], index: int) -> subprocess.Popen[str]:
+    """The container of a pod, as the manifest has it: its command, its arguments, its folder, and its variables alone."""
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = {one["name"]: one["value"] for one in container["env"]}
+    return subprocess.Popen(
+        [*container["command"], *container["args"]],
+        cwd=container["workingDir"],
+        env={"PATH": os.environ["PATH"], **given, "JOB_COMPLETION_INDEX": str(index)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end(pod: subprocess.Popen[str]) -> int:
+    said, _ = pod.communicate(timeout=240)
+    print(said)
+    return pod.returncode
+
+
+def follows(job: dict[str, Any], code: int) -> str:
+    """What Kubernetes does at an exit code: the action of the first rule that fits, or Count, which is one of the index's retries."""
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes", {})
+        assert codes.get("operator", "In") == "In"
+        if code in codes.get("values", ()):
+            return rule["action"]
+    return "Count"
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + 240
+    while not file.exists():
+        assert time.monotonic() < until, f"no {file.name}"
+        time.sleep(0.05)
+
+
+def points(samewise: Any, *sweep: str) -> list[dict[str, Any]]:
+    done = samewise("sweep", *sweep, "--status", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["points"]
+
+
+def alone(samewise: Any, folder: Path, seed: int) -> str:
+    """The weights of a run that nothing disturbs, in this process."""
+    done = samewise("train", *TINY, f"run_root={folder / 'alone'}", f"seed={seed}", f"callbacks.hold.folder={folder / 'none'}", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["weights_sha256"]
+
+
+def test_the_manifest_keeps_the_published_schema_and_says_what_a_run_needs(samewise, lab) -> None:
+    more = ["launcher.memory=16Gi", "launcher.gpus=2", "launcher.cpus=3", "launcher.jobs=2", "+launcher.env.NCCL_DEBUG=1", "launcher.namespace=lab"]
+    more += ["+launcher.pod.nodeSelector={pool: gpu}", "seed=range(3)"]
+    done = samewise("sweep", *command(lab.parent, *more, volumes="{{{folder}: work/me, /data: /srv/data}}"))
+    assert done.returncode == 0, done.stderr
+    assert "kubectl apply -f " in done.stderr
+    (file,) = lab.parent.glob("runs/sweeps/*/kubernetes/0001.yaml")
+    job = yaml.safe_load(file.read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(job)
+
+    sweep = file.parents[1].name
+    assert job["metadata"]["annotations"]["samewise/sweep"] == sweep
+    assert job["metadata"]["namespace"] == "lab"
+    assert kubernetes_manifest.is_name(job["metadata"]["name"])
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimitPerIndex"]) == ("Indexed", 3, 2, 3)
+    assert [follows(job, code) for code in (1, 2, 3, 137)] == ["FailIndex", "FailIndex", "Ignore", "Count"]
+    assert spec["podFailurePolicy"]["rules"][0] == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    pod = spec["template"]["spec"]
+    assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"], pod["nodeSelector"]) == ("Never", 120, {"pool": "gpu"})
+    assert pod["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1000}
+    (container,) = pod["containers"]
+    assert container["resources"] == {"requests": {"cpu": "3", "memory": "16Gi"}, "limits": {"memory": "16Gi", "nvidia.com/gpu": "2"}}
+    assert {"name": "NCCL_DEBUG", "value": "1"} in container["env"]
+    mounts = {one["mountPath"]: (one.get("subPath"), one["name"]) for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    folder, name = mounts[str(lab.parent)]
+    assert (folder, volumes[name]["persistentVolumeClaim"]) == ("me", {"claimName": "work"})
+    assert volumes[mounts["/data"][1]]["hostPath"] == {"path": "/srv/data", "type": "Directory"}
+    assert volumes[mounts["/dev/shm"][1]]["emptyDir"] == {"medium": "Memory"}
+
+    assert [point["state"] for point in points(samewise, sweep)] == ["waiting"] * 3
+    assert "3 points, 0 to run" in samewise("sweep", sweep).stderr  # in the hands of Kubernetes: not a second time
+    assert "kubectl delete -f " in samewise("sweep", sweep, "--cancel").stderr
+    assert [point["reason"] for point in points(samewise, sweep)] == ["cancelled"] * 3
+    assert "3 points, 3 to run" in samewise("sweep", sweep).stderr
+    jsonschema.Draft202012Validator(SCHEMA).validate(manifest(lab.parent, 2))
+
+
+@pytest.fixture(scope="module")
+def job() -> dict[str, Any]:
+    """A manifest, made without a sweep."""
+    template = kubernetes_manifest.Template(
+        image="registry.example/torch:1",
+        python="python",
+        namespace=None,
+        volumes=[kubernetes_manifest.Volume.of("/lab", "work"), kubernetes_manifest.Volume.of("/data", "/srv/data")],
+        memory="1Gi",
+        gpu_resource="nvidia.com/gpu",
+        env={},
+        user=(1000, 1000),
+        notice_s=30,
+        retries=0,
+        jobs=None,
+        pod={},
+    )
+    file = Path("/lab/runs/sweeps/a-1/kubernetes/0001.json")
+    return template.job(file, name="a", sweep="a-1", count=2, cpus=1, gpus=1, variables={"A": "b"}, cwd=Path("/lab"))
+
+
+WRONG = {
+    "completionmode": ("spec",),
+    "restartpolicy": ("spec", "template", "spec"),
+    "workingdir": ("spec", "template", "spec", "containers", 0),
+    "limit": ("spec", "template", "spec", "containers", 0, "resources"),
+    "mountpath": ("spec", "template", "spec", "containers", 0, "volumeMounts", 0),
+    "claim": ("spec", "template", "spec", "volumes", 0, "persistentVolumeClaim"),
+    "onExitCode": ("spec", "podFailurePolicy", "rules", 1),
+    "value": ("spec", "podFailurePolicy", "rules", 1, "onExitCodes"),
+    "label": ("metadata",),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_the_schema_refuses_a_misspelt_field(job: dict[str, Any], field: str) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(job)
+    bad = copy.deepcopy(job)
+    at = bad
+    for step in WRONG[field]:
+        at = at[step]
+    at[field] = "x"
+    with pytest.raises(jsonschema.ValidationError, match=f"'{field}' was unexpected"):
+        jsonschema.Draft202012Validator(SCHEMA).validate(bad)
+
+
+def test_the_schema_refuses_a_number_where_a_word_belongs(job: dict[str, Any]) -> None:
+    bad = copy.deepcopy(job)
+    bad["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="1 is not of type"):
+        jsonschema.Draft202012Validator(SCHEMA).validate(bad)
+
+
+def test_names_are_labels_short_enough_for_a_host_name_and_keep_what_tells_sweeps_apart() -> None:
+    name = kubernetes_manifest.job_name("An_Experiment.of_" + "many_" * 20 + "words-1a2b3c4d", "0001-abcde", 1000)
+    assert kubernetes_manifest.is_name(f"{name}-999")
+    assert name.endswith("words-1a2b3c4d-0001-abcde")
+    assert kubernetes_manifest.label("___") == "samewise"
+
+
+REFUSED = {
+    "image is missing": (["launcher.image=null"], ["launcher.image: is missing"]),
+    "no volume": (["launcher.volumes=null"], ["launcher.volumes: is missing", ": CLAIM}"]),
+    "elsewhere": ("{{/elsewhere: work}}", ["launcher.volumes: does not hold the sweep's folder"]),
+    "claim": ("{{{folder}: My_Claim}}", ["no claim can have this name", "perhaps my-claim"]),
+    "relative": ("{{more: work}}", ["launcher.volumes.more: ", "which must be a whole path"]),
+    "no source": ("{{{folder}: null}}", ["names no volume"]),
+    "machines": (["launcher.nodes=2"], ["launcher.nodes: a run is one pod", "strategy.nproc=N"]),
+    "memory": (["launcher.memory=lots"], ["launcher.memory: is no amount of memory"]),
+    "namespace": (["launcher.namespace=My_Lab"], ["launcher.namespace: no namespace", "perhaps my-lab"]),
+    "user": (["launcher.user=me"], ["launcher.user: is nobody"]),
+    "pod": (["+launcher.pod.volumes=[]"], ["launcher.pod.volumes: is written by the launcher itself"]),
+    "jobs": (["launcher.jobs=0"], ["launcher.jobs: is too small"]),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_refused_before_anything_is_written(samewise, lab, what: str) -> None:
+    given, said = REFUSED[what]
+    sweep = command(lab.parent, volumes=given) if isinstance(given, str) else command(lab.parent, *given)
+    done = samewise("sweep", *sweep, "seed=0,1")
+    assert done.returncode == 2
+    assert all(words in done.stderr for words in said), done.stderr
+    assert not (lab.parent / "runs").exists()
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl here")
+def test_where_kubectl_reaches_no_cluster_nothing_counts_as_submitted(samewise, lab, monkeypatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(lab / "none"))
+    done = samewise("sweep", *command(lab.parent, "launcher.apply=true", "seed=0,1"))
+    assert done.returncode == 2
+    assert "kubectl cannot apply the Job" in done.stderr
+    assert "launcher.apply=false" in done.stderr
+    assert not list(lab.parent.glob("runs/sweeps/*/kubernetes/0001.*"))
+
+
+def test_what_a_cluster_says_of_a_job_is_read_for_each_index(job: dict[str, Any]) -> None:
+    label = "batch.kubernetes.io/job-completion-index"
+
+    def pod(index: int, made: int, **status: Any) -> dict[str, Any]:
+        found = {"metadata": {"annotations": {label: str(index)}, "creationTimestamp": f"2026-01-01T00:00:0{made}Z"}, "status": status}
+        jsonschema.Draft202012Validator({**SCHEMA, "$ref": "#/$defs/Pod"}).validate(found)
+        return found
+
+    def container(**state: Any) -> list[dict[str, Any]]:
+        return [{"name": "run", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}]
+
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+    pods = [
+        pod(4, 1, phase="Failed", containerStatuses=container(terminated={"exitCode": 3, "reason": "Error"})),
+        pod(4, 2, phase="Running"),
+        pod(3, 1, phase="Failed", containerStatuses=container(terminated={"exitCode": 137, "reason": "OOMKilled"})),
+        pod(5, 1, phase="Pending", conditions=[unplaced]),
+        pod(6, 1, phase="Pending", containerStatuses=container(waiting={"reason": "ImagePullBackOff"})),
+    ]
+    status = {"completedIndexes": "0-1", "failedIndexes": "2,3", "active": 3}
+    whole = {**job, "status": status}
+    jsonschema.Draft202012Validator(SCHEMA).validate(whole)
+    seen = kubernetes_status.read(whole, pods, 8)
+    assert [seen[index].standing.value for index in range(8)] == ["gone"] * 4 + ["running"] + ["waiting"] * 3
+    assert [seen[index].failed for index in range(4)] == [False, False, True, True]
+    assert [seen[index].reason for index in (3, 5, 6, 7)] == ["OOMKilled", "Unschedulable: 0/3 nodes are available", "ImagePullBackOff", ""]
+
+
+@pytest.mark.slow
+def test_a_pod_trains_its_point_and_one_told_to_end_saves_and_the_next_goes_on_to_the_bits_of_runs_alone(samewise, lab) -> None:
+    (lab / "1").touch()
+    done = samewise("sweep", *command(lab.parent, "seed=0,1"))
+    assert done.returncode == 0, done.stderr
+    job = manifest(lab.parent)
+    sweep = job["metadata"]["annotations"]["samewise/sweep"]
+    (lab.parent / "pod_lab" / "hold.py").write_text("raise RuntimeError('edited after submission')")
+    try:
+        assert end(start(job, 0)) == 0
+        pod = start(job, 1)
+        wait_for(lab / "1.held")
+        assert [point["state"] for point in points(samewise, sweep)] == ["finished", "running"]
+        pod.send_signal(signal.SIGTERM)
+        code = end(pod)
+        assert (code, follows(job, code)) == (3, "Ignore")
+        stopped = points(samewise, sweep)[1]
+        assert (stopped["state"], stopped["reason"], stopped["steps"]) == ("waiting", "saved, to be started again", 5)
+        (lab / "1").unlink()
+        assert end(start(job, 1)) == 0
+    finally:
+        (lab.parent / "pod_lab" / "hold.py").write_text(HOLD)
+    found = points(samewise, sweep)
+    assert [(point["state"], point["tries"]) for point in found] == [("finished", 1), ("finished", 2)]
+    for seed in (0, 1):
+        assert found[seed]["weights_sha256"] == alone(samewise, lab.parent, seed)
+    assert "2 points, 0 to run" in samewise("sweep", sweep).stderr
+
+
+@pytest.mark.slow
+def test_a_pod_told_to_end_before_its_run_can_hear_is_started_again(samewise, lab) -> None:
+    samewise("sweep", *command(lab.parent, "seed=0,1"))
+    pod = start(manifest(lab.parent), 0)
+    assert pod.stdout is not None
+    assert "its output goes to" in pod.stdout.readline()
+    pod.send_signal(signal.SIGTERM)
+    assert end(pod) == 3
+
+
+@pytest.mark.slow
+def test_a_failed_run_fails_its_index_and_what_is_cancelled_saves_and_is_left_alone(samewise, lab) -> None:
+    (lab / "1").touch()
+    samewise("sweep", *command(lab.parent, "optimizer.lr=1e30,0.05", "seed=0,1"))
+    job = manifest(lab.parent)
+    sweep = job["metadata"]["annotations"]["samewise/sweep"]
+    code = end(start(job, 0))
+    assert follows(job, code) == "FailIndex"
+    held = start(job, 3)
+    wait_for(lab / "1.held")
+    samewise("sweep", sweep, "--cancel")
+    assert end(held) == 0
+    assert end(start(job, 2)) == 0  # Kubernetes starts it all the same
+    failed, _, waited, stopped = points(samewise, sweep)
+    assert failed["state"] == "failed"
+    assert "not finite" in failed["reason"]
+    assert (waited["state"], waited["tries"], waited["reason"]) == ("interrupted", 0, "cancelled")
+    assert (stopped["state"], stopped["reason"]) == ("interrupted", "cancelled; step 5: stopped by SIGTERM, and saved")
+    assert "4 points, 3 to run" in samewise("sweep", sweep).stderr
+    assert manifest(lab.parent, 2)["spec"]["completions"] == 3
+
+
+def test_a_pod_without_the_sweeps_volume_says_so(tmp_path: Path) -> None:
+    missing = tmp_path / "kubernetes" / "0001.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "samewise.runner.launchers.kubernetes_job", str(missing)],
+        env={**os.environ, "JOB_COMPLETION_INDEX": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "the volume that holds the sweep must be mounted" in done.stderr
