@@ -101,6 +101,7 @@ def test_what_they_do_not_share(project: Project):
     assert second.transforms.longest == 1333
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2"])
 def test_the_published_recipes_are_built_and_train_on_data_of_cocos_layout(project: Project, coco: Path, backbone: list[str], experiment: str, tmp_path: Path):
     few = ["transforms.shortest=[64,80]", "transforms.longest=96"] if experiment.endswith("v2") else []

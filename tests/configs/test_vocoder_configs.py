@@ -10,6 +10,7 @@ import soundfile
 import torch
 
 EXPERIMENTS = ["wavernn_ljspeech", "wavernn_libritts", "wavernn_spoken_digits"]
+SOME = [EXPERIMENTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS[1:])]
 SMALL = ["tracking=none", "loader.num_workers=0", "reproducibility.threads=1"]
 NARROW = ["model.n_res_block=1", "model.n_rnn=16", "model.n_fc=16", "model.n_hidden=8", "model.n_output=8"]
 FEW = ["batch_size=2", "max_steps=2", "evaluate.batch_size=2", "recipe.resynthesise=0"]
@@ -51,7 +52,7 @@ def test_the_published_recipes_are_composed_as_published(samewise, recordings):
 
 
 @pytest.mark.parametrize("output", [["recipe.output=mu_law"], ["recipe.output=logistics", "recipe.n_classes=30"]])
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", SOME)
 def test_each_experiment_trains_on_data_of_its_layout(samewise, recordings, tmp_path, experiment, output):
     root = f"dataset.root={recordings}"
     done = samewise("train", f"experiment={experiment}", root, f"run_root={tmp_path}/runs", *SMALL, *NARROW, *FEW, *output, "--json")
@@ -59,7 +60,7 @@ def test_each_experiment_trains_on_data_of_its_layout(samewise, recordings, tmp_
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", SOME)
 def test_each_experiment_has_a_tiny_form_that_learns_without_its_data(samewise, tmp_path, experiment):
     done = samewise("train", f"experiment={experiment}", "debug=tiny", f"run_root={tmp_path}", *SMALL, "--json")
     assert done.returncode == 0, done.stderr
