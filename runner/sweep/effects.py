@@ -108,7 +108,8 @@ def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
         return None
     from scipy.stats import spearmanr
 
-    return float(spearmanr([value for value, _ in known], [mean for _, mean in known]).statistic)
+    correlation, _ = spearmanr([value for value, _ in known], [mean for _, mean in known])
+    return float(correlation)
 
 
 def pareto(found: Sequence[Outcome], objectives: Mapping[str, str]) -> list[Outcome]:
