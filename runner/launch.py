@@ -243,8 +243,8 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
     """
     from samewise.runner.build import build
     from samewise.runner.loop import fit
-    from samewise.runner.summary import print_summary
     from samewise.runner.strategies.peers import announce, linger
+    from samewise.runner.summary import print_summary
 
     main = int(os.environ["RANK"]) == 0
     _end_with_the_launcher()
