@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+_CELL, _CAPTION, _TITLE, _MARGIN = 1.55, 0.5, 0.45, 0.06
+"""Inches, on a sheet of predictions."""
+
+
 def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
     """uint8[S, C, h, w] of images [S, C, H, W] in any scale: shrunk to at most `longest` pixels, each stretched to its own range.
 
@@ -73,14 +77,18 @@ class PredictionSheet:
         rows = max(1, math.ceil(len(shown) / columns))
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(1.55 * columns, 2.15 * rows + 0.45), dpi=100, layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False).flatten()
-        for place, item in zip(axes, [*shown, *[None] * (len(axes) - len(shown))], strict=True):
-            place.set_axis_off()
-            if item is not None:
-                _draw_prediction(place, item, names)
+        width, height = _CELL * columns, _TITLE + (_CELL + _CAPTION) * rows
+        figure = Figure(figsize=(width, height), dpi=100)
+        axes = figure.add_axes((0, 0, 1, 1))  # one for all, in inches: an axes for each sample takes ten times as long to draw
+        axes.set_axis_off()
+        for number, item in enumerate(shown):
+            top = _TITLE + (_CELL + _CAPTION) * (number // columns) + _CAPTION
+            _draw_prediction(axes, item, names, left=_CELL * (number % columns), top=top)
+        axes.set_xlim(0, width)
+        axes.set_ylim(height, 0)
         wrong = sum(item.label != item.prediction for item in shown)
-        figure.suptitle(f"{wrong} wrong predictions (red), {len(shown) - wrong} right: largest loss first", fontsize=10)
+        title = f"{wrong} wrong predictions (red), {len(shown) - wrong} right: largest loss first"
+        axes.text(width / 2, _TITLE / 2, title, fontsize=10, ha="center", va="center")
         figure.savefig(path)
 
 
@@ -136,15 +144,17 @@ def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> 
             table.writerow([names[number], images, right, f"{right / images:.4f}" if images else "", names[others.index(times)] if times else "", times])
 
 
-def _draw_prediction(axes: Axes, item: _Shown, names: Sequence[str]) -> None:
+def _draw_prediction(axes: Axes, item: _Shown, names: Sequence[str], *, left: float, top: float) -> None:
     picture = item.image.movedim(0, -1).numpy()
-    if picture.shape[-1] == 3:
-        axes.imshow(picture, interpolation="nearest")
-    else:
-        axes.imshow(picture[..., 0], cmap="gray", interpolation="nearest")
+    high, wide = picture.shape[:2]
+    inches = (_CELL - 2 * _MARGIN) / max(high, wide)
+    middle = left + _CELL / 2
+    place = (middle - wide * inches / 2, middle + wide * inches / 2, top + high * inches, top)
+    axes.imshow(picture if picture.shape[-1] == 3 else picture[..., 0], cmap="gray", interpolation="nearest", extent=place, aspect="equal")
     right = item.label == item.prediction
     told = f"{_short(names[item.prediction])} ({item.confidence:.0%})"
-    axes.set_title(told if right else f"{told}\nnot {_short(names[item.label])}", fontsize=8, color="black" if right else "crimson")
+    words = told if right else f"{told}\nnot {_short(names[item.label])}"
+    axes.text(middle, top - _MARGIN, words, fontsize=8, color="black" if right else "crimson", ha="center", va="bottom")
 
 
 def _short(name: str, longest: int = 18) -> str:

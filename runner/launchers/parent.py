@@ -34,6 +34,8 @@ _PRELOAD = (
     "samewise.runner.loop",
     "samewise.runner.strategies.single",
     "samewise.runner.launch",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
 )
 
 
