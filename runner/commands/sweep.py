@@ -77,6 +77,7 @@ def start(args: argparse.Namespace) -> int:
     sweeper.open(space, folder.path, monitor=str(shared.cfg.evaluate.monitor), mode=str(shared.cfg.evaluate.mode.value))
     if getattr(args, "list", False):
         return _list(space, sweeper, folder, project, elsewhere=launcher.detached)
+    is_first = not Path(shared.cfg.run_root).exists()
     folder.write_facts({**folder.facts, **_facts(given, project, shared, folder)})
     with folder.locked():
         settings = sweeper.count()
@@ -95,7 +96,7 @@ def start(args: argparse.Namespace) -> int:
                 sweep.run()
         except ConfigError:
             if not folder.points():
-                folder.discard()
+                folder.discard(root=is_first)
             raise
         finally:
             launcher.close()

@@ -106,12 +106,17 @@ class SweepFolder:
             (self.path / name).mkdir(parents=True, exist_ok=True)
         write_json(self.path / "sweep.json", dict(facts))
 
-    def discard(self) -> None:
-        """Leave nothing of a sweep of which nothing has been started, the folders of runs and sweeps included where they hold nothing else."""
+    def discard(self, *, root: bool = False) -> None:
+        """Leave nothing of a sweep of which nothing has been started.
+
+        Args:
+            root: Nor of the folder of all runs, which was made for it.
+        """
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # others are there
             self.path.parent.rmdir()
-            self.path.parent.parent.rmdir()
+            if root:
+                self.path.parent.parent.rmdir()
 
     def points(self) -> list[Point]:
         """All points so far; a line that was cut off by a crash is none."""
