@@ -5,9 +5,12 @@ So neither the number of workers, nor prefetching, nor the process that makes a 
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -26,6 +29,8 @@ Collate = Callable[[Sequence[Any]], Batch]
 
 _NOTICE_S = 60
 """How long a worker goes on after SIGTERM."""
+_STARTED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The workers of this process."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class Loader:
             )
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = map(self._here, self._keys()) if self._workers is None else iter(self._workers)
+        batches = map(self._here, self._keys()) if self._workers is None else _remembered(self._workers)
         for batch in batches:
             if isinstance(batch, Failure):
                 raise DataError(*batch.problems)
@@ -170,6 +175,23 @@ def evaluation_keys(length: int, batch_size: int) -> Iterator[Key]:
     """The keys of one pass over a split, in its own order."""
     for start in range(0, length, batch_size):
         yield Key(0, start, tuple(range(start, min(start + batch_size, length))))
+
+
+def _remembered(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Iterate, and note the workers that this starts."""
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    _STARTED.update(worker for worker in multiprocessing.active_children() if worker not in before)
+    return batches
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Nobody waits for a batch any more. Without this Python would end the workers by SIGTERM, which they take for a notice, and wait for them."""
+    if _STARTED:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises where a worker dies
+    for worker in _STARTED:
+        worker.kill()
 
 
 def _unchanged(batch: Any) -> Any:

@@ -34,7 +34,7 @@ def test_run_again_with_workers_and_killed(promise, recipe, tmp_path):
     assert promise.trace(resumed) == promise.trace(reference)
 
 
-@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.parametrize("recipe", [pytest.param(name, marks=() if name == "speech_recognition" else pytest.mark.slow) for name in SMALL])
 def test_another_seed_gives_other_bits(promise, recipe, tmp_path):
     experiment = promise.Promise([*SMALL[recipe], *COMMON, "max_steps=2"])
     assert promise.weights(experiment.run(tmp_path)) != promise.weights(experiment.run(tmp_path, "seed=1"))
