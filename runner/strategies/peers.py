@@ -253,8 +253,8 @@ def _collective() -> str:
     return ""
 
 
-_CONNECTION = re.compile(r"gloo|NCCL|RPC|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|TCPStore|DistStore")
-_TIMEOUT = re.compile(r"Timed out waiting|timed out|Watchdog caught collective")
+_CONNECTION = re.compile(r"gloo|pair closure|NCCL|RPC|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|TCPStore|DistStore")
+_TIMEOUT = re.compile(r"Timed out waiting|timeout caused pair closure|timed out|Watchdog caught collective")
 
 
 def announce(error: BaseException) -> bool:
