@@ -69,9 +69,8 @@ def test_a_last_batch_with_fewer_samples_than_processes_is_trained_on(tmp_path, 
     ranks, alone = run(tmp_path / "ddp", 4, *MILD, *LAST_BATCH_OF_TWO, *further), tmp_path / "alone"
     of_one = [option for option in further if not option.startswith("strategy.")]
     one = run(alone, 1, *MILD, *LAST_BATCH_OF_TWO, *of_one, "strategy=single")
-    found = distance(
-        ranks, one, to_the_end=False
-    )  # after it, Join gives all processes the last one's batch statistics, where one process keeps the first one's
+    # after the last step Join gives all processes the last one's batch statistics, where one process keeps the first one's
+    found = distance(ranks, one, to_the_end=False)
     assert found < (1e-2 if "strategy.hook=bf16" in further else 1e-3)
 
 
