@@ -18,6 +18,8 @@ from samewise.runner.cli import commands
 from samewise.runner.compose import compose
 
 WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
+OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", "docs/distributed.md")
+"""Pages whose commands are run wherever the slow tests are; the others', which take minutes a page, with the long ones."""
 OF_OVERRIDES = ("train", "check", "show")
 
 
@@ -118,6 +120,6 @@ def test_your_own_data_set_and_model_train_as_the_page_says(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", WITH_COMMANDS)
+@pytest.mark.parametrize("page", [page if page in OFTEN else pytest.param(page, marks=pytest.mark.long) for page in WITH_COMMANDS])
 def test_every_command_runs_and_prints_what_is_shown(page: str, tmp_path: Path) -> None:
     assert _follow(page, tmp_path) > 0

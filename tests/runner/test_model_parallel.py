@@ -141,7 +141,7 @@ def test_two_processes_give_the_weights_of_one(samewise, tmp_path, strategy) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("strategy", [pytest.param(one, id=name, marks=pytest.mark.long if name == "1f1b" else ()) for name, one in STRATEGIES.items()])
 def test_bf16_clipping_and_a_smaller_last_batch_too(samewise, tmp_path, strategy) -> None:
     assert trained(samewise, tmp_path / "two", *strategy, *MORE) == trained(samewise, tmp_path / "one", *MORE)
 
