@@ -108,14 +108,16 @@ def test_a_server_killed_twice_and_a_trainer_killed_once_lose_and_double_nothing
 @pytest.mark.timeout(300)
 def test_what_a_server_that_was_away_did_not_get_is_sent_by_sync(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tried" / "0123456789ab"
-    trainer = start(folder, server.uri, 200, 0.0)
-    time.sleep(4.0)
+    trainer, said = start(folder, server.uri, 200, 0.0), folder / "sender.log"
+    until = time.monotonic() + 120
+    while not (said.exists() and "cannot send to MLflow" in said.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.1)
     everything = [trainer.pid, *(child.pid for child in psutil.Process(trainer.pid).children(recursive=True))]
     for pid in everything:  # as a scheduler does that takes a whole job down
         os.kill(pid, signal.SIGKILL)
     trainer.communicate()
     assert not server.store.exists()
-    assert "cannot send to MLflow" in (folder / "sender.log").read_text()
     server.start()
     sync = [sys.executable, "-m", "samewise", "sync", "--run-root", str(tmp_path / "runs")]
     done = subprocess.run(sync, capture_output=True, text=True, check=False)
