@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -197,7 +198,8 @@ def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequ
     if num_classes is not None and count != num_classes:
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         reason = f"has {count - 1} classes ({shown}), with the background {count}"
-        raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"set dataset.num_classes={count}"))
+        alike = next((f"is '{name}' a misspelt '{near[0]}'? If not, " for name in names if (near := get_close_matches(name, set(names) - {name}, 1))), "")
+        raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"{alike}set dataset.num_classes={count}"))
 
 
 def _require_files(folder: Path, names: Sequence[str]) -> None:

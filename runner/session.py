@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -136,6 +137,8 @@ def _signals(run: Run) -> Generator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         if run.strategy.stop_heard and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if number == signal.SIGINT and run.strategy.is_main:
+            os.write(2, b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n")  # no print: it may be interrupted in one
         run.strategy.ask_stop(signal.Signals(number).name)
 
     before = {number: signal.signal(number, ask) for number in SIGNALS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,6 +103,8 @@ def _span(numbers: Sequence[int]) -> str:
 
 def misfit(error: Exception) -> Problem:
     """What a step raised, which comes from parts that are sound alone but do not fit together."""
+    if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
+        return Problem("dataset.num_classes", f"the data has the label {label[1]}, for which the model has no class", expected=f"at least {int(label[1]) + 1}")
     return Problem(
         "recipe, model, dataset, transforms",
         f"the first step fails: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",

@@ -252,6 +252,6 @@ def _report(folder: SweepFolder, shared: Composed, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [told(one) for one in found]}, indent=2))
     else:
-        print_settings(folder, found)
+        print_settings(folder, found, more=f"samewise report {folder.path}")
         print_pages(folder, found)
     return int(any(one.state is State.failed for one in found))

@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 import webbrowser
 from pathlib import Path
+from typing import IO
 
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 
@@ -52,10 +54,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _require_store(uri)
     port = _port(args.port)
-    server = subprocess.Popen(_command(uri, port), env=_environment(), start_new_session=True, stdout=subprocess.DEVNULL)
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
+    server = subprocess.Popen(_command(uri, port), env=_environment(), start_new_session=True, stdout=subprocess.DEVNULL, stderr=said)
     try:
         address = f"http://{_HOST}:{port}"
-        _wait_for(server, address)
+        print("MLflow is starting, which takes some seconds", file=sys.stderr, flush=True)
+        _wait_for(server, address, said)
         print(f"MLflow UI: {address}   (Ctrl-C ends it)", flush=True)
         if args.open:
             webbrowser.open(address)
@@ -102,7 +106,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **quiet}
 
 
-def _wait_for(server: subprocess.Popen[bytes], address: str) -> None:
+def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> None:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -112,6 +116,8 @@ def _wait_for(server: subprocess.Popen[bytes], address: str) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
+    said.seek(0)
+    sys.stderr.write(said.read())
     raise SamewiseError(Problem("samewise ui", "the MLflow server did not start; it says why above", hint="try another --port, or `mlflow server` by hand"))
 
 

@@ -24,7 +24,7 @@ class Pages:
 
     Args:
         compare: The runs side by side: parallel coordinates, scatter, box and contour plots, params and metrics.
-        table: The experiment's runs with this sweep's tag: the table, and the charts at a click.
+        table: The experiment's runs of this sweep: the table, and the charts at a click.
         opens: The command that serves them; empty where a server does already.
     """
 
@@ -48,7 +48,9 @@ def pages(folder: SweepFolder, found: Sequence[Outcome]) -> Pages | None:
     remote = uri.startswith(("http://", "https://"))
     base = uri.rstrip("/") if remote else _LOCAL
     compare = f"{base}/#/compare-runs?runs={quote(_compact(runs))}&experiments={quote(_compact(experiments))}"
-    wanted = quote(f"tags.sweep = '{folder.id}'")
+    reused = any(one.tries == 0 for one in found)  # trained by itself, or by another sweep, whose tag it has
+    names = ", ".join(f"'{run}'" for run in runs)
+    wanted = quote(f"attributes.run_id IN ({names})" if reused else f"tags.sweep = '{folder.id}'")
     point = found[0].point
     order = f"orderByKey={quote(f'metrics.`{point.monitor}`', safe='')}&orderByAsc={str(point.mode == 'min').lower()}"
     table = f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}"

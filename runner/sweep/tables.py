@@ -43,8 +43,8 @@ def told(one: Outcome) -> dict[str, Any]:
     }
 
 
-def print_settings(folder: SweepFolder, found: Sequence[Outcome]) -> None:
-    """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval."""
+def print_settings(folder: SweepFolder, found: Sequence[Outcome], *, more: str = "") -> None:
+    """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval; and the command that says `more`."""
     console = _console()
     counts = Counter(one.state.value for one in found)
     console.print(f"{folder.id}: " + ", ".join(f"{count} {state}" for state, count in counts.items()), markup=False)
@@ -53,7 +53,9 @@ def print_settings(folder: SweepFolder, found: Sequence[Outcome]) -> None:
     console.print(settings_table(found))
     best = next((one for one in ranked(found)[0] if one.state is State.finished), None)
     if best:
-        console.print(f"best     {label(best.point.values)}\nfolder   {best.point.folder}\nreport   samewise report {folder.path}", markup=False)
+        console.print(f"best     {label(best.point.values)}\nfolder   {best.point.folder}", markup=False)
+        if more:
+            console.print(f"report   {more}", markup=False)
     for one in found:
         if one.state is State.failed:
             console.print(f"failed   {one.point.label}: {one.reason} ({folder.log(one.point.number)})", style="red", markup=False)
