@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from samewise.runner.sweep.results import Outcome, Spread, by_setting, spread
 
@@ -108,8 +109,8 @@ def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
         return None
     from scipy.stats import spearmanr
 
-    correlation, _ = spearmanr([value for value, _ in known], [mean for _, mean in known])
-    return float(correlation)
+    found: Any = spearmanr([value for value, _ in known], [mean for _, mean in known])
+    return float(found[0])
 
 
 def pareto(found: Sequence[Outcome], objectives: Mapping[str, str]) -> list[Outcome]:
