@@ -78,6 +78,15 @@ def test_five_seeds_of_every_recipe(recipe, seed, tmp_path):
     same_on_1_2_and_4(tmp_path, recipe, f"seed={seed}")
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recipe", SMALL)
+def test_processes_that_share_a_gpu_give_the_bits_of_one(recipe, precision, tmp_path):
+    same_on_1_2_and_4(tmp_path, recipe, "device=cuda", f"precision={precision}", "strategy.backend=gloo", "strategy.share_devices=true")
+
+
 def same_on_1_2_and_4(tmp_path, recipe, *overrides):
     experiment = [*COMMON, *SMALL[recipe], *overrides]
     alone = run(tmp_path / "1", 1, experiment=experiment)
