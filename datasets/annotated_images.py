@@ -198,8 +198,9 @@ def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequ
     if num_classes is not None and count != num_classes:
         shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         reason = f"has {count - 1} classes ({shown}), with the background {count}"
-        alike = next((f"is '{name}' a misspelt '{near[0]}'? If not, " for name in names if (near := get_close_matches(name, set(names) - {name}, 1))), "")
-        raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"{alike}set dataset.num_classes={count}"))
+        near = ((name, sorted(get_close_matches(name, [other for other in names if other != name], 2))) for name in names)
+        asked = next((f"is '{name}' a misspelt {' or '.join(map(repr, others))}? If not, " for name, others in near if others), "")
+        raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"{asked}set dataset.num_classes={count}"))
 
 
 def _require_files(folder: Path, names: Sequence[str]) -> None:

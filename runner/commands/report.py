@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from samewise.runner.sweep.curves import Cost
     from samewise.runner.sweep.effects import Effect
     from samewise.runner.sweep.folder import SweepFolder
     from samewise.runner.sweep.results import Outcome
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_told(folder, found, known, dataclasses.asdict(spent)), indent=2))
     else:
-        _print(folder, found, known, written[0])
+        _print(folder, found, known, spent, written[0])
     if not args.no_mlflow:
         _log(folder, written)
     if args.open:
@@ -80,13 +81,12 @@ def _write(home: Path, files: Mapping[str, str]) -> list[Path]:
     return [home / name for name in files]
 
 
-def _print(folder: SweepFolder, found: Sequence[Outcome], known: Sequence[Effect], page: Path) -> None:
-    from samewise.runner.sweep.curves import cost
+def _print(folder: SweepFolder, found: Sequence[Outcome], known: Sequence[Effect], spent: Cost, page: Path) -> None:
     from samewise.runner.sweep.tables import print_cost, print_effects, print_pages, print_settings
 
     print_settings(folder, found)
     print_effects(known)
-    print_cost(cost(folder, found))
+    print_cost(spent)
     print_pages(folder, found)
     print(f"page     {page}\nCSV      {page.with_name('settings.csv')}, {page.with_name('points.csv')}")
 

@@ -10,6 +10,7 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from samewise.datasets.annotated_images import check_labels
 from samewise.datasets.pascal_voc import PascalVOC
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.errors import ConfigError, DataError
@@ -138,6 +139,11 @@ def test_another_split_or_folder_says_what_there_is(root: Path):
 def test_another_number_of_classes_says_what_to_set(root: Path):
     with pytest.raises(DataError, match=r"3 classes \(bird, cat, dog\), with the background 4(.|\n)*dataset\.num_classes=4"):
         PascalVOC(root=str(root), split="train", num_classes=3)
+
+
+def test_a_misspelt_class_is_asked_about():
+    with pytest.raises(DataError, match="is 'GBC' a misspelt 'RBC' or 'WBC'"):
+        check_labels(5, 4, where="Annotations", names=["GBC", "Platelets", "RBC", "WBC"])
 
 
 def test_images_read_smaller_bring_their_boxes_and_are_the_same_from_memory(root: Path):

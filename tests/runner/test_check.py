@@ -11,6 +11,7 @@ import torch
 
 from samewise.runner.check import problems, settings_are_sound
 from samewise.runner.check.annotations import fits
+from samewise.runner.check.trial import misfit
 from samewise.runner.compose import compose
 from samewise.runner.errors import Problem
 from samewise.runner.project import Project
@@ -166,3 +167,12 @@ def test_a_component_of_a_declared_package_is_checked_as_any(tmp_path: Path, mon
 )
 def test_a_value_fits_an_annotation_unless_it_is_surely_wrong(value: object, annotation: object, right: bool) -> None:
     assert fits(value, annotation) is right
+
+
+def test_a_label_without_a_class_is_told_by_the_setting_that_counts_classes() -> None:
+    output, label = torch.zeros(1, 7), torch.tensor([7])
+    with pytest.raises(IndexError) as caught:
+        torch.nn.functional.cross_entropy(output, label)
+    problem = misfit(caught.value)
+    assert problem.path == "dataset.num_classes"
+    assert "the label 7" in problem.message

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,15 @@ def test_a_full_disk_ends_training_with_a_message_and_more_room_lets_it_go_on(tr
         assert plain.returncode == 0
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(promise, tmp_path):
+    command = promise.Promise(TINY).command(tmp_path, "max_steps=4000", "max_epochs=4000")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while promise.trace_lines(tmp_path) < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 3
+    assert said.index("Ctrl-C: it finishes its step or evaluation and saves") < said.index("stopped by SIGINT, and saved")

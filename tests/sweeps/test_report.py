@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import io
 import json
@@ -18,11 +19,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
+from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import effects, pareto
-from samewise.runner.sweep.folder import Point
+from samewise.runner.sweep.folder import Point, SweepFolder
 from samewise.runner.sweep.results import Outcome, State
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
@@ -203,6 +206,24 @@ def keep(page: Any, folder: Path, name: str) -> None:
 def shown(value: float) -> str:
     """A metric as the compare page writes it."""
     return repr(round(value, 3)).rstrip("0").rstrip(".")
+
+
+@pytest.mark.parametrize(("tries", "filter_by"), [((1, 1), "tags.sweep = 'some-1'"), ((1, 0), "attributes.run_id IN ('run1', 'run0')")])
+def test_the_address_of_the_table_has_all_runs_also_one_that_another_sweep_has_trained(tmp_path, tries, filter_by) -> None:
+    folder = SweepFolder(tmp_path / "sweeps" / "some-1")
+    folder.write_facts({"tracking": {"uri": "http://host:5000/"}, "run_root": str(tmp_path)})
+    found = []
+    for number, count in enumerate(tries):
+        one = outcome(number, float(number), a=str(number))
+        one = dataclasses.replace(one, point=dataclasses.replace(one.point, folder=str(tmp_path / str(number))), tries=count)
+        one.point.run.path.mkdir()
+        one.point.run.tracking.write_text(json.dumps({"run_id": f"run{number}", "experiment_id": "7"}))
+        found.append(one)
+    at = pages(folder, found)
+    assert at is not None
+    assert f"searchFilter={filter_by}&" in unquote(at.table)
+    assert unquote(at.compare) == 'http://host:5000/#/compare-runs?runs=["run1","run0"]&experiments=["7"]'
+    assert at.opens == ""
 
 
 def test_a_sweep_that_is_not_there_is_named(samewise, tmp_path) -> None:
