@@ -177,11 +177,11 @@ def config_loader(project: Project) -> ConfigLoaderImpl:
 def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
     """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`), groups within groups by their path (`debug/sizes`)."""
     found = dict[str, list[str]]()
-    for name in loader.get_group_options(under, ObjectType.GROUP):
+    for name in loader.repository.get_group_options(under, ObjectType.GROUP):  # the loader's own of this name makes a repository for each call
         group = f"{under}/{name}" if under else name
         if group == "hydra" or name.startswith("_"):
             continue
-        found[group] = loader.get_group_options(group, ObjectType.CONFIG)
+        found[group] = loader.repository.get_group_options(group, ObjectType.CONFIG)
         found |= groups(loader, group)
     return found
 

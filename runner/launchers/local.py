@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, final
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.parent import Parent
+from samewise.runner.tracking.link import SHARED
+from samewise.runner.tracking.sender_parent import SenderParent
 
 if TYPE_CHECKING:
     from samewise.runner.sweep.folder import SweepFolder
@@ -32,7 +34,7 @@ class Local(Launcher):
     Args:
         jobs: How many at a time; null: as many as have cores, and GPUs where there are some, of their own.
         pin: Keep each job to its own cores.
-        preload: Start jobs as copies of a process that has imported torch already; false: each from scratch.
+        preload: Start jobs as copies of a process that has imported torch already, and their senders of one that has imported mlflow; false: all from scratch.
     """
 
     def __init__(self, *, jobs: int | None = None, pin: bool = True, preload: bool = True) -> None:
@@ -44,9 +46,11 @@ class Local(Launcher):
         self._shares = dict[int, _Share]()
         self._alone = dict[int, subprocess.Popen[bytes]]()
         self._parents = dict[tuple[tuple[str, str], ...], Parent]()
+        self._senders: SenderParent | None = None
+        self._tracks = False
 
     def open(self, sweep: SweepFolder) -> None:
-        """Nothing to make ready."""
+        self._tracks = bool(sweep.facts["tracking"]["enabled"])
 
     def room(self, running: Sequence[Job]) -> int:
         """One more, where it has room: its needs are known only when it comes."""
@@ -63,7 +67,7 @@ class Local(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             share = self._take(job)
-            environment = _environment(job, share)
+            environment = {**_environment(job, share), **self._shared(job)}
             cores = share.cores if self._pin and share.cores else None
             if self._preload and job.processes == 1:
                 self._parent(job).start(job, environment, cores)
@@ -98,6 +102,16 @@ class Local(Launcher):
         for parent in self._parents.values():
             parent.close()
         self._parents.clear()
+        if self._senders is not None:
+            self._senders.close()
+            self._senders = None
+
+    def _shared(self, job: Job) -> dict[str, str]:
+        """Where its run finds a process that has imported mlflow."""
+        if not (self._preload and self._tracks and hasattr(os, "pidfd_open")):
+            return {}
+        self._senders = self._senders or SenderParent(job.sweep / "logs" / "parent.log")
+        return {SHARED: self._senders.address}
 
     def _parent(self, job: Job) -> Parent:
         """The process that jobs with these variables are copies of."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -110,6 +111,7 @@ def main() -> int:
     end_with_parent(signal.SIGKILL)
     for name in _PRELOAD:
         importlib.import_module(name)
+    gc.freeze()  # its copies need not look through all that was imported
     waker, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)

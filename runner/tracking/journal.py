@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -66,12 +67,14 @@ class Journal:
             metrics = {key: value for key, value in metrics.items() if key not in known}
         if not metrics:
             return
+        keys = tuple(metrics)
         if step > self._last:  # past all that was known; only the step in progress needs remembering
-            self._known, self._last = {step: set(metrics)}, step
+            self._known, self._last = {step: keys}, step
         else:
-            self._known.setdefault(step, set()).update(metrics)
-        values = ", ".join([f"{_quoted(key)}: {_number(value)}" for key, value in metrics.items()])
-        self._append(f'{{"step": {step}, "time_ms": {time.time_ns() // 1_000_000}, "metrics": {{{values}}}}}\n'.encode())
+            self._known[step] = (*self._known.get(step, ()), *keys)
+        values = tuple(map(float, metrics.values()))
+        numbers = values if math.isfinite(sum(values)) else tuple(map(_number, values))
+        self._append((_line(keys) % (step, time.time_ns() // 1_000_000, *numbers)).encode())
 
     def status(self, status: str) -> None:
         """Append that a process begins to log (RUNNING), or how it ended."""
@@ -172,26 +175,27 @@ def _parse(line: bytes) -> Entry | None:
         return None
 
 
-@functools.lru_cache(4096)
-def _quoted(key: str) -> str:
-    return json.dumps(key)
+@functools.lru_cache(256)
+def _line(keys: tuple[str, ...]) -> str:
+    """A line without its numbers: a step logs the same names again and again, and this is all that can be made of them beforehand."""
+    values = ", ".join([json.dumps(key).replace("%", "%%") + ": %s" for key in keys])
+    return '{"step": %d, "time_ms": %d, "metrics": {' + values + "}}\n"
 
 
 def _number(value: float) -> str:
-    number = float(value)
-    if number != number:
+    if value != value:
         return "NaN"
-    if number in (float("inf"), float("-inf")):
-        return "Infinity" if number > 0 else "-Infinity"
-    return float.__repr__(number)
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    return repr(value)
 
 
-def _points(path: Path, *, from_step: int) -> tuple[dict[int, set[str]], int]:
+def _points(path: Path, *, from_step: int) -> tuple[dict[int, tuple[str, ...]], int]:
     """Which keys the journal holds at `from_step` and later, and the last such step (-1 without any)."""
-    known: dict[int, set[str]] = {}
+    known: dict[int, tuple[str, ...]] = {}
     for entry, _ in read(path):
         if entry.status is None and entry.step >= from_step:
-            known.setdefault(entry.step, set()).update(entry.metrics)
+            known[entry.step] = (*known.get(entry.step, ()), *entry.metrics)
     return known, max(known, default=-1)
 
 

@@ -31,34 +31,43 @@ _NICE = 10
 
 
 class Lifeline:
-    """Tells whether the trainer has ended. However it ends, the sender gets another parent; an ordered end is also told on the pipe.
+    """Tells whether the trainer has ended. An ordered end is told on standard input; any end is seen by the process itself.
 
     Args:
-        trainer: The process that started this one.
+        trainer: Its process. Where this system has no descriptors of processes, it must be the one that started this one.
     """
 
     def __init__(self, trainer: int) -> None:
         self._trainer = trainer
+        self._watched = [0]
         self._ended = False
-
-    def settings(self) -> dict[str, Any]:
-        """The first line of standard input. Raises EOFError when the trainer died before it wrote that."""
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            byte = os.read(0, 1)
-            if not byte:
-                raise EOFError
-            line += byte
-        return json.loads(line)
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._watched.append(os.pidfd_open(trainer))
+            except ProcessLookupError:
+                self._ended = True
+            except OSError:  # not in this kernel, or not in this container
+                pass
 
     def ended(self, wait_s: float) -> bool:
         """Whether the trainer has ended, after waiting for that up to `wait_s` seconds."""
         if self._ended:
             time.sleep(wait_s)
         else:
-            ready, _, _ = select.select([0], [], [], max(wait_s, 0.0))
-            self._ended = bool(ready) or os.getppid() != self._trainer
+            ready, _, _ = select.select(self._watched, [], [], max(wait_s, 0.0))
+            self._ended = bool(ready) or (len(self._watched) == 1 and os.getppid() != self._trainer)
         return self._ended
+
+
+def read_line() -> bytes:
+    """A line of standard input, and not a byte more. Raises EOFError when that ended before."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise EOFError
+        line += byte
+    return bytes(line)
 
 
 def prepare_environment() -> None:
@@ -125,27 +134,31 @@ def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
         return None
 
 
-def main() -> int:
-    """Be the sender."""
-    parser = argparse.ArgumentParser(prog="samewise-sender")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--trainer", type=int, required=True)
-    arguments = parser.parse_args()
+def be(folder: RunFolder, trainer: int) -> int:
+    """Be the sender of a run, whose settings come on standard input. Returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # a scheduler that stops a job tells all its processes; this one ends after the trainer
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     _LOG.setLevel(logging.INFO)
-    folder = RunFolder(arguments.folder)
-    lifeline = Lifeline(arguments.trainer)
+    lifeline = Lifeline(trainer)
     try:
-        settings = lifeline.settings()
+        settings = json.loads(read_line())
     except EOFError:
         return 1
     prepare_environment()
     with progress.sending_lock(folder, wait=True):
-        return run(folder, settings, lifeline, arguments.trainer)
+        return run(folder, settings, lifeline, trainer)
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="samewise-sender")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trainer", type=int, required=True)
+    arguments = parser.parse_args()
+    return be(RunFolder(arguments.folder), arguments.trainer)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import abc
-import json
 import logging
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.folder import RunFolder, read_json
+from samewise.runner.tracking import link
 from samewise.runner.tracking.address import checked, sqlite_file
 from samewise.runner.tracking.journal import Journal
 
@@ -93,10 +90,7 @@ class JournalOnly(Tracker):
 
 
 class WithSender(Tracker):
-    """Starts a sender process, which lives as long as the trainer and then drains.
-
-    Its standard input is a pipe from here: a line with the settings, then silence until the end. How a run ends is in the journal; that the trainer is gone
-    the sender sees by itself. It has a session of its own, so that Ctrl-C in the terminal does not reach it.
+    """Starts a sender process, which lives as long as the trainer and then drains. How a run ends is in the journal.
 
     Args:
         folder: The run's folder.
@@ -107,11 +101,11 @@ class WithSender(Tracker):
     def __init__(self, folder: RunFolder, settings: dict[str, Any], *, resume_step: int | None) -> None:
         super().__init__(folder, resume_step=resume_step)
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
+        self._sender: link.Link | None = None
         self._starts = 0
 
     def start(self) -> None:
-        """Begin, and start the sender. It takes some milliseconds; the sender's own start-up goes on beside training."""
+        """Begin, and start the sender."""
         self._journal.status("RUNNING")
         self._start_sender()
 
@@ -125,7 +119,8 @@ class WithSender(Tracker):
         self._journal.status(status)
         self._journal.close()
         self._revive()
-        if not self._tell_end() or not self._wait():
+        sender = self._sender
+        if sender is None or not sender.tell_end() or not link.waited(sender, float(self._settings["flush_timeout_s"])):
             _LOG.warning("not everything has reached %s yet; `samewise sync %s` sends the rest", self._settings["uri"], self.folder.path)
 
     def run_id(self) -> str | None:
@@ -135,41 +130,11 @@ class WithSender(Tracker):
 
     def _start_sender(self) -> None:
         self._starts += 1
-        command = [sys.executable, "-m", "samewise.runner.tracking.sender", str(self.folder.path.absolute()), "--trainer", str(os.getpid())]
-        try:
-            with open(self.folder.path / "sender.log", "ab") as log:
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(), start_new_session=True)
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(self._settings).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            _LOG.warning("the process that sends to MLflow cannot be started: %s", error)
+        self._sender = link.start(self.folder.path, self._settings)
 
     def _revive(self) -> None:
-        if (self._process is None or self._process.poll() is not None) and self._starts < _MOST_STARTS:
+        if (self._sender is None or self._sender.ended()) and self._starts < _MOST_STARTS:
             self._start_sender()
-
-    def _tell_end(self) -> bool:
-        if self._process is None or self._process.stdin is None:
-            return False
-        try:
-            # a line as well as the end of the file: loader workers made by fork hold the pipe open
-            self._process.stdin.write(b"end\n")
-            self._process.stdin.close()
-        except OSError:
-            return False
-        return True
-
-    def _wait(self) -> bool:
-        assert self._process is not None
-        began = time.monotonic()
-        try:
-            return self._process.wait(float(self._settings["flush_timeout_s"])) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        except KeyboardInterrupt:
-            _LOG.warning("stopped waiting for MLflow after %.0f s", time.monotonic() - began)
-            return False
 
 
 def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | None) -> Tracker:
@@ -206,17 +171,3 @@ def _require_file(file: Path, uri: str) -> None:
             head = handle.read(16)
         if head and head != b"SQLite format 3\0":
             raise ConfigError(Problem("tracking.uri", "this is not an SQLite file", uri, "a new file, or a store that MLflow made"))
-
-
-def _environment() -> dict[str, str]:
-    """The sender's: where samewise is imported from, and one thread."""
-    import samewise
-
-    home = os.path.dirname(os.path.dirname(os.path.abspath(samewise.__file__)))
-    given = os.environ.get("PYTHONPATH", "")
-    path = given if "site-packages" in home or home in given.split(os.pathsep) else os.pathsep.join(filter(None, [given, home]))
-    return {
-        **os.environ,
-        **({"PYTHONPATH": path} if path else {}),
-        "OMP_NUM_THREADS": "1",
-    }

@@ -1,0 +1,155 @@
+"""The trainer's end of the line to its sender: a process that it starts, or one forked by a process that a sweep shares. Imports neither torch nor mlflow.
+
+On the line goes the sender's settings, one line of JSON, then nothing until the trainer says that it is at its end.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+_LOG = logging.getLogger("samewise.tracking")
+SHARED = "SAMEWISE_SENDERS"
+"""A variable: the socket of a process that forks senders; see `sender_parent`."""
+
+
+class Link(abc.ABC):
+    """A sender that was started."""
+
+    @abc.abstractmethod
+    def ended(self) -> bool:
+        """Whether it has ended."""
+
+    @abc.abstractmethod
+    def tell_end(self) -> bool:
+        """Tell it that the trainer is at its end. False: nobody hears."""
+
+    @abc.abstractmethod
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end. False: not everything was sent, or it takes longer than that."""
+
+
+def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
+    """Start a sender. It takes some milliseconds; the sender's own start-up goes on beside training. None, with a warning: it cannot be started.
+
+    Args:
+        folder: The run's.
+        settings: The config's `tracking`.
+    """
+    told = json.dumps(settings).encode() + b"\n"
+    shared = os.environ.get(SHARED)
+    if shared:
+        with contextlib.suppress(OSError):  # it ended with the launcher
+            return _Shared(shared, folder, told)
+    try:
+        return _Own(folder, told)
+    except OSError as error:
+        _LOG.warning("the process that sends to MLflow cannot be started: %s", error)
+        return None
+
+
+@final
+class _Own(Link):
+    """A process of this one's. It has a session of its own, so that Ctrl-C in the terminal does not reach it."""
+
+    def __init__(self, folder: Path, told: bytes) -> None:
+        command = [sys.executable, "-m", "samewise.runner.tracking.sender", str(folder.absolute()), "--trainer", str(os.getpid())]
+        with open(folder / "sender.log", "ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment(), start_new_session=True)
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        self._pipe.write(told)
+        self._pipe.flush()
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def tell_end(self) -> bool:
+        try:
+            # a line as well as the end of the file: loader workers made by fork hold the pipe open
+            self._pipe.write(b"end\n")
+            self._pipe.close()
+        except OSError:
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        try:
+            return self._process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+
+@final
+class _Shared(Link):
+    """A process that is another's child, at the other end of a socket. Its exit code comes as a line; the end of the file without one: it was killed."""
+
+    def __init__(self, address: str, folder: Path, told: bytes) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.settimeout(5)
+            self._socket.connect(address)
+            self._socket.sendall(json.dumps({"folder": str(folder.absolute()), "trainer": os.getpid()}).encode() + b"\n" + told)
+        except OSError:
+            self._socket.close()
+            raise
+        self._heard: bytes | None = None
+
+    def ended(self) -> bool:
+        return self._listen(0) is not None
+
+    def tell_end(self) -> bool:
+        try:
+            self._socket.sendall(b"end\n")
+        except OSError:
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        return self._listen(seconds) == b"0"
+
+    def _listen(self, seconds: float) -> bytes | None:
+        """Its exit code as it wrote it; empty: it has ended without one; None: it has not ended."""
+        if self._heard is None:
+            self._socket.settimeout(seconds)
+            try:
+                self._heard = self._socket.recv(16).strip()
+            except (TimeoutError, BlockingIOError):
+                return None
+            except OSError:
+                self._heard = b""
+        return self._heard
+
+
+def environment() -> dict[str, str]:
+    """A sender's: where samewise is imported from, and one thread."""
+    import samewise
+
+    home = os.path.dirname(os.path.dirname(os.path.abspath(samewise.__file__)))
+    given = os.environ.get("PYTHONPATH", "")
+    path = given if "site-packages" in home or home in given.split(os.pathsep) else os.pathsep.join(filter(None, [given, home]))
+    return {
+        **os.environ,
+        **({"PYTHONPATH": path} if path else {}),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def waited(link: Link, seconds: float) -> bool:
+    """`Link.wait`, which Ctrl-C ends."""
+    began = time.monotonic()
+    try:
+        return link.wait(seconds)
+    except KeyboardInterrupt:
+        _LOG.warning("stopped waiting for MLflow after %.0f s", time.monotonic() - began)
+        return False

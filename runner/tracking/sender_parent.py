@@ -1,0 +1,109 @@
+"""A process that has imported mlflow, and forks a sender for each run that asks for one: the jobs of a sweep share the seconds that the import takes.
+
+    python -m samewise.runner.tracking.sender_parent SOCKET
+
+Safe because it does nothing else: it has one thread and has opened no store. A run connects to the socket and says, in a line of JSON, which run it is; the
+connection is then its sender's standard input and output. It ends when its own standard input does; the senders go on until they have sent everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+from samewise.runner.folder import RunFolder
+from samewise.runner.tracking import link, sender
+
+_PRELOAD = ("samewise.runner.tracking.sending", "samewise.runner.tracking.store", "samewise.runner.tracking.system")
+
+
+class SenderParent:
+    """Such a process, seen from the launcher.
+
+    Args:
+        log: Where it says what goes wrong in itself.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._folder = tempfile.mkdtemp(prefix="samewise-")  # for this user alone; its path is short, because sockets have short names
+        self.address = str(Path(self._folder) / "senders")
+        command = [sys.executable, "-m", "samewise.runner.tracking.sender_parent", self.address]
+        with open(log, "ab") as said:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=link.environment(), start_new_session=True
+            )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # the socket is there
+
+    def close(self) -> None:
+        """Have it end. Its senders go on."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def main(address: str) -> int:
+    """Be the parent."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(128)
+    print("ready", flush=True)  # who connects now waits until mlflow is imported, beside its own beginning
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the senders
+    sender.prepare_environment()
+    for name in _PRELOAD:
+        importlib.import_module(name)
+    gc.freeze()
+    while True:
+        ready, _, _ = select.select([0, listener], [], [])
+        if listener in ready:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _be(connection)
+            connection.close()
+        elif 0 in ready:
+            return 0
+
+
+def _be(connection: socket.socket) -> NoReturn:
+    """Become a sender."""
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(connection.detach(), 0)
+        asked = json.loads(sender.read_line())
+        folder = RunFolder(Path(asked["folder"]))
+        log = os.open(folder.path / "sender.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(log, 1), os.dup2(log, 2)
+        code = sender.be(folder, asked["trainer"])
+    except EOFError:  # the run was killed before it had said which it is
+        pass
+    except BaseException as error:
+        print(f"error:\n  {type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        with contextlib.suppress(OSError):
+            os.write(0, f"{code}\n".encode())
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
