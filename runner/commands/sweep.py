@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from samewise.runner.launchers.base import Launcher
     from samewise.runner.project import Project
     from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.sweep.points import Composer
     from samewise.runner.sweep.space import Space
 
 EXAMPLES = """examples:
@@ -64,26 +65,25 @@ def start(args: argparse.Namespace) -> int:
     """Run a sweep, as `samewise sweep` and `samewise train -m` do."""
     from samewise.runner.commands import project_from
     from samewise.runner.sweep.engine import Sweep, refuse_unlisted
-    from samewise.runner.sweep.points import Composer
     from samewise.runner.sweep.progress import Watcher
 
     given = _overrides(args)
     project = project_from(args)
-    space, folder, shared = _opened(given, project)
+    space, folder, shared, composer = _opened(given, project)
     sweeper, launcher = _parts(shared, project)
     wait = getattr(args, "wait", False)
     if not wait:
         refuse_unlisted(launcher, sweeper)
     sweeper.open(space, folder.path, monitor=str(shared.cfg.evaluate.monitor), mode=str(shared.cfg.evaluate.mode.value))
     if getattr(args, "list", False):
-        return _list(space, sweeper, folder, project, elsewhere=launcher.detached)
+        return _list(space, sweeper, folder, composer, project, elsewhere=launcher.detached)
     is_first = not Path(shared.cfg.run_root).exists()
     folder.write_facts({**folder.facts, **_facts(given, project, shared, folder)})
     with folder.locked():
         settings = sweeper.count()
         total = settings * max(1, len(space.seeds)) if settings is not None else None
         watcher = Watcher(folder, total=total)
-        sweep = Sweep(folder, space, sweeper, launcher, Composer(project), project, watcher, retry_failed=getattr(args, "retry_failed", False))
+        sweep = Sweep(folder, space, sweeper, launcher, composer, project, watcher, retry_failed=getattr(args, "retry_failed", False))
         try:
             launcher.open(folder)
             todo = sweep.prepare()
@@ -122,7 +122,7 @@ def _named(args: argparse.Namespace) -> SweepFolder:
         return find(args.overrides[0], run_root=args.run_root)
     if not args.overrides:
         raise _unnamed()
-    _, folder, _ = _opened(args.overrides, project_from(args))
+    _, folder, _, _ = _opened(args.overrides, project_from(args))
     return find(str(folder.path), run_root=args.run_root)
 
 
@@ -130,14 +130,15 @@ def _unnamed() -> ConfigError:
     return ConfigError(Problem("SWEEP", "which sweep?", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
 
 
-def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Composed]:
-    """The space, the folder and the shared config of a command line."""
+def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:
+    """The space, the folder and the shared config of a command line, and what composes its points."""
     from samewise.runner.sweep import points, space
     from samewise.runner.sweep.folder import HOME, SweepFolder
 
     read = space.read(given, project=project)
-    name, shared = points.identity(read, project)
-    return read, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared
+    composer = points.Composer(project)
+    name, shared = points.identity(read, composer)
+    return read, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared, composer
 
 
 def _parts(shared: Composed, project: Project) -> tuple[Any, Launcher]:
@@ -173,12 +174,12 @@ def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFo
     }
 
 
-def _list(space: Space, sweeper: Any, folder: SweepFolder, project: Project, *, elsewhere: bool) -> int:
-    from samewise.runner.sweep.points import Composer, composed_points, require_sound
+def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, project: Project, *, elsewhere: bool) -> int:
+    from samewise.runner.sweep.points import composed_points, require_sound
 
     if not sweeper.listed:
         raise ConfigError(Problem("sweeper", "learns from what has been tried: its points cannot be listed", type(sweeper).__name__, hint="sweeper=grid"))
-    made = composed_points(list(sweeper.settings()), space, folder, Composer(project), first=0)
+    made = composed_points(list(sweeper.settings()), space, folder, composer, first=0)
     require_sound(made, project, elsewhere=elsewhere)
     for one in made:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")

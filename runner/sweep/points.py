@@ -60,18 +60,21 @@ class Composer:
         return self._bases[chosen]
 
 
-def identity(space: Space, project: Project, *, sweeper: Mapping[str, Any] | None = None) -> tuple[str, Composed]:
+def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | None = None) -> tuple[str, Composed]:
     """The sweep's id, and the config that its points share: the experiment's name and a hash of what varies about what.
 
     Args:
         space: What varies.
-        project: The user's own.
+        composer: Composes; where no choice of a group varies, the points then have little left to compose.
         sweeper: The sweeper's config; the shared one if not given.
 
     Raises:
         ConfigError: what the points share is wrong by itself.
     """
-    shared = compose(space.fixed, project=project)
+    shared = composer.compose(space.fixed)
+    problems = shared.problems or tuple(faults.unresolvable(shared.cfg))
+    if problems:
+        raise ConfigError(*problems)
     asked: Mapping[str, Any] = plain(shared.cfg.sweeper) if sweeper is None else sweeper
     told = {
         "shared": shared.fingerprint,

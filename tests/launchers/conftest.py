@@ -82,12 +82,16 @@ class Cluster:
             self._daemon("slurmd", "-D", "-N", node, "-f", str(self.conf))
         self.wait_for("two idle nodes", lambda: self.call("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle", "idle"])
 
-    def stop(self) -> None:
+    def clear(self) -> None:
+        """End all jobs: a test that fails leaves none to the next one."""
         self.call("scancel", "--partition=main")
         self.call("scancel", "--partition=high")
         until = time.monotonic() + 60
         while self.call("squeue", "-h") and time.monotonic() < until:
             time.sleep(0.2)
+
+    def stop(self) -> None:
+        self.clear()
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in reversed(self._daemons):
@@ -148,8 +152,9 @@ def running_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cluster(running_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(running_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """The cluster, as the one whose commands this process calls."""
     monkeypatch.setenv("SLURM_CONF", str(running_cluster.conf))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return running_cluster
+    yield running_cluster
+    running_cluster.clear()

@@ -63,7 +63,7 @@ def test_everything_wrong_with_any_point_is_told_before_any_starts(tmp_path: Pat
 
 def test_the_same_command_is_the_same_sweep() -> None:
     def name(*given: str, **sweeper: object) -> str:
-        return identity(read(given, project=BARE), BARE, sweeper=sweeper)[0]
+        return identity(read(given, project=BARE), Composer(BARE), sweeper=sweeper)[0]
 
     first = name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2")
     assert name("optimizer.lr=0.1,0.2", "experiment=resnet18_digits", "run_root=elsewhere", "launcher.jobs=3") == first

@@ -179,8 +179,8 @@ class Swept:
         """Kill a job by SIGKILL that has saved a checkpoint and is still training; before that, do `first`."""
         number, pid = wait_for(self._in_the_middle, 300, self.told)
         first()
-        senders = psutil.Process(pid).children() if with_sender else []
-        for victim in (pid, *(sender.pid for sender in senders)):
+        senders = [sender_of(self.runs()[number])] if with_sender else []
+        for victim in (pid, *senders):
             os.kill(victim, signal.SIGKILL)
         self.killed.append(number)
 
@@ -199,6 +199,15 @@ class Swept:
                 return
             self.process = self._start()
         raise AssertionError(self.told())
+
+
+def sender_of(run: Path) -> int:
+    """The process that sends a run to MLflow: its output goes to the run's `sender.log`."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == str(run / "sender.log") for file in process.open_files()):
+                return process.pid
+    raise AssertionError(f"nothing sends {run}")
 
 
 def journalled(run: Path) -> list[Point]:
