@@ -44,6 +44,7 @@ class SenderParent:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=link.environment(), start_new_session=True
             )
+        self.pid = self._process.pid
         assert self._process.stdout is not None
         self._process.stdout.readline()  # the socket is there
 
@@ -92,7 +93,8 @@ def _be(connection: socket.socket) -> NoReturn:
         asked = json.loads(sender.read_line())
         folder = RunFolder(Path(asked["folder"]))
         log = os.open(folder.path / "sender.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        os.dup2(log, 1), os.dup2(log, 2)
+        for end in (1, 2):
+            os.dup2(log, end)
         code = sender.be(folder, asked["trainer"])
     except EOFError:  # the run was killed before it had said which it is
         pass

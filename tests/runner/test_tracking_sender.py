@@ -9,14 +9,17 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from samewise.runner.folder import RunFolder, read_json, write_json
 from samewise.runner.tracking import progress
+from samewise.runner.tracking.link import SHARED
+from samewise.runner.tracking.sender_parent import SenderParent
 
 TRAINER = Path(__file__).with_name("tracking_trainer.py")
 Points = dict[tuple[str, int], float]
@@ -123,6 +126,42 @@ def test_a_trainer_killed_at_random_and_started_again_leaves_every_value_there_o
     assert store.points(run) == (800, expected(400))
     assert store.status(run) == "FINISHED"
     assert len(store.rows("select 1 from tags where key = 'samewise.folder' and value = ?", str(folder.path))) == 1
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SenderParent]:
+    """A process that has imported mlflow, of which the trainers know."""
+    if not hasattr(os, "pidfd_open"):
+        pytest.skip("no descriptors of processes here")
+    made = SenderParent(tmp_path / "parent.log")
+    monkeypatch.setenv(SHARED, made.address)
+    yield made
+    made.close()
+
+
+def test_a_sender_forked_by_a_shared_process_sees_the_trainer_die_and_outlives_what_forked_it(folder: RunFolder, store: Store, shared: SenderParent) -> None:
+    trainer = start(folder, store.uri, 400, 0.05)
+    until(lambda: bool(psutil.Process(shared.pid).children()))
+    assert psutil.Process(trainer.pid).children() == []
+    until(lambda: folder.metrics.read_bytes().count(b"loss") > 10)
+    os.kill(trainer.pid, signal.SIGKILL)
+    trainer.communicate()
+    until(lambda: read_json(folder.tracking) is not None and read_json(folder.tracking)["status"] == "KILLED")
+    trainer = start(folder, store.uri, 400, 0.02)
+    until(lambda: bool(psutil.Process(shared.pid).children()))
+    sender = psutil.Process(shared.pid).children()[0]
+    sender.kill()  # the trainer starts another at its next checkpoint
+    until(lambda: any(one.pid != sender.pid for one in psutil.Process(shared.pid).children()))
+    shared.close()
+    run = finish(trainer)
+    assert store.points(run) == (800, expected(400))
+    assert store.status(run) == "FINISHED"
+
+
+def test_where_the_shared_process_is_gone_a_run_starts_a_sender_of_its_own(folder: RunFolder, store: Store, shared: SenderParent) -> None:
+    shared.close()
+    run = finish(start(folder, store.uri, 10))
+    assert store.points(run) == (20, expected(10))
 
 
 def test_a_run_says_how_it_ended(folder: RunFolder, store: Store) -> None:
