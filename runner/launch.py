@@ -243,7 +243,7 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
     """
     from samewise.runner.build import build
     from samewise.runner.loop import fit
-    from samewise.runner.strategies.peers import announce, linger
+    from samewise.runner.strategies.meeting import announce, linger
     from samewise.runner.summary import print_summary
 
     main = int(os.environ["RANK"]) == 0
@@ -267,7 +267,7 @@ def _agreed(
     composed: Composed, *, main: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]
 ) -> tuple[Composed, Mapping[str, Any] | None]:
     """Rank 0's config, and the summary where its run is done already."""
-    from samewise.runner.strategies.peers import awaited, meeting_point
+    from samewise.runner.strategies.meeting import awaited, meeting_point
 
     timeout_s = float(composed.cfg.strategy.get("join_timeout_s", 60.0))
     store = meeting_point(timeout_s, composed.cfg.strategy.get("init_method"))

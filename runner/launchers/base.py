@@ -88,6 +88,8 @@ class Launcher(abc.ABC):
     """Whether jobs go on without the process that has submitted them."""
     poll_s: float = 0.1
     """Seconds between two looks."""
+    most: int | None = None
+    """Jobs at a time; None: any number."""
 
     @abc.abstractmethod
     def open(self, sweep: SweepFolder) -> None:
@@ -97,9 +99,9 @@ class Launcher(abc.ABC):
             ConfigError: it cannot be done here.
         """
 
-    @abc.abstractmethod
     def room(self, running: Sequence[Job]) -> int | None:
         """How many more jobs may be submitted beside those that run; None: any number."""
+        return None if self.most is None else self.most - len(running)
 
     @abc.abstractmethod
     def submit(self, jobs: Sequence[Job]) -> None:

@@ -115,7 +115,7 @@ class Kubernetes(Launcher):
         ]
         if found:
             raise ConfigError(*found)
-        self._cpus, self._gpus, self._most, self._apply, self.poll_s = cpus, gpus, jobs, apply, poll_s
+        self._cpus, self._gpus, self.most, self._apply, self.poll_s = cpus, gpus, jobs, apply, poll_s
         self._template = manifest.Template(
             image=image or "",
             python=python,
@@ -152,13 +152,9 @@ class Kubernetes(Launcher):
         has_kubectl = self._apply is not False and shutil.which("kubectl") is not None
         self._cluster = Cluster(self._template.namespace) if has_kubectl else None
 
-    def room(self, running: Sequence[Job]) -> int | None:
-        return None if self._most is None else self._most - len(running)
-
     def submit(self, jobs: Sequence[Job]) -> None:
         (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
-        facts = self._sweep.facts
-        code = snapshot(self._home.parent, packages=facts.get("packages", ()), configs=facts.get("configs", ()))
+        code = snapshot(self._sweep)
         alike = dict[tuple[int, int], list[Job]]()
         for job in jobs:
             alike.setdefault(self._needs(job), []).append(job)

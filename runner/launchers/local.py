@@ -40,7 +40,7 @@ class Local(Launcher):
     def __init__(self, *, jobs: int | None = None, pin: bool = True, preload: bool = True) -> None:
         if jobs is not None and jobs < 1:
             raise ConfigError(Problem("jobs", "is too small", jobs, "at least 1, or null"))
-        self._most, self._pin, self._preload = jobs, pin, preload
+        self.most, self._pin, self._preload = jobs, pin, preload
         self._cores = sorted(os.sched_getaffinity(0))
         self._gpus = visible_gpus()
         self._shares = dict[int, _Share]()
@@ -56,8 +56,8 @@ class Local(Launcher):
         """One more, where it has room: its needs are known only when it comes."""
         if not running:
             return 1
-        if self._most is not None:
-            return int(len(running) < self._most)
+        if self.most is not None:
+            return int(len(running) < self.most)
         needs = max(running, key=lambda job: job.threads)
         cores = len(self._cores) - sum(job.threads for job in running)
         free = self._free_gpus()
@@ -130,7 +130,7 @@ class Local(Launcher):
 
     def _free_gpus(self) -> list[str]:
         taken = {gpu for share in self._shares.values() for gpu in share.gpus}
-        return [gpu for gpu in self._gpus if gpu not in taken] or ([] if self._most is None else self._gpus)
+        return [gpu for gpu in self._gpus if gpu not in taken] or ([] if self.most is None else self._gpus)
 
 
 def visible_gpus() -> list[str]:

@@ -66,7 +66,7 @@ class Ray(Launcher):
             found.append(Problem("mem", "is not an amount of memory", mem, "bytes, or a number with K, M, G or T: 16G"))
         if found:
             raise ConfigError(*found)
-        self._address, self._cpus, self._gpus, self._resources, self._most = address, cpus, gpus, dict(resources or {}), jobs
+        self._address, self._cpus, self._gpus, self._resources, self.most = address, cpus, gpus, dict(resources or {}), jobs
         self._mem = int(size[1]) * _UNITS[size[2]] if size else None
         self._python, self._stop_s, self.poll_s = python or sys.executable, stop_s, poll_s
         self._last = dict[int, Seen]()
@@ -78,15 +78,11 @@ class Ray(Launcher):
         self._prefix = f"{sweep.id}-{round(sweep.facts['made'] * 1000):x}-"
         self._ask("/api/version")
 
-    def room(self, running: Sequence[Job]) -> int | None:
-        return None if self._most is None else self._most - len(running)
-
     def submit(self, jobs: Sequence[Job]) -> None:
-        if self._most is not None and len(jobs) > self._most:
+        if self.most is not None and len(jobs) > self.most:
             hint = "--wait: this process then submits job by job, and has to stay; or ask more of each job: launcher.cpus, launcher.resources"
-            raise ConfigError(Problem("launcher.jobs", "Ray cannot be told how many jobs of a sweep may run at a time", self._most, "null", hint))
-        facts = self._sweep.facts
-        code = snapshot(self._home, packages=facts.get("packages", ()), configs=facts.get("configs", ()))
+            raise ConfigError(Problem("launcher.jobs", "Ray cannot be told how many jobs of a sweep may run at a time", self.most, "null", hint))
+        code = snapshot(self._sweep)
         tries = {number: _try(job) for number, job in self._jobs().items()}
         for job in jobs:
             self._ask("/api/jobs/", self._request(job, tries.get(job.number, 0) + 1, code), post=True)

@@ -101,7 +101,7 @@ class Slurm(Launcher):
             found.append(Problem("time", f"leaves no time: a run is told to save {notice_s} s before", time, f"more than {notice_s} s", "launcher.notice_s"))
         if found:
             raise ConfigError(*found)
-        self._partition, self._nodes, self._cpus, self._gpus, self._most = partition, nodes, cpus, gpus, jobs
+        self._partition, self._nodes, self._cpus, self._gpus, self.most = partition, nodes, cpus, gpus, jobs
         self._setup, self._python, self._notice_s, self._requeues, self.poll_s = tuple(setup), python or sys.executable, notice_s, requeues, poll_s
         given = {"partition": partition, "time": time, "account": account, "qos": qos, "mem": mem}
         self._arguments = [*(f"--{name}={value}" for name, value in given.items() if value is not None), *extra]
@@ -114,13 +114,9 @@ class Slurm(Launcher):
         self._sweep = sweep
         self._home = sweep.path.absolute() / HOME
 
-    def room(self, running: Sequence[Job]) -> int | None:
-        return None if self._most is None else self._most - len(running)
-
     def submit(self, jobs: Sequence[Job]) -> None:
         (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
-        facts = self._sweep.facts
-        code = snapshot(self._home.parent, packages=facts.get("packages", ()), configs=facts.get("configs", ()))
+        code = snapshot(self._sweep)
         alike = dict[_Needs, list[Job]]()
         for job in jobs:
             alike.setdefault(self._needs(job), []).append(job)
@@ -208,7 +204,7 @@ class Slurm(Launcher):
         command = [
             "sbatch",
             "--parsable",
-            f"--array=0-{len(jobs) - 1}" + (f"%{self._most}" if self._most else ""),
+            f"--array=0-{len(jobs) - 1}" + (f"%{self.most}" if self.most else ""),
             f"--job-name={self._sweep.id}",
             "--requeue",
             "--open-mode=append",

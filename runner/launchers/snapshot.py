@@ -11,7 +11,10 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samewise.runner.sweep.folder import SweepFolder
 
 PROJECT = "SAMEWISE_PROJECT"
 """A variable that names a copy, which a job then takes for the user's project."""
@@ -19,19 +22,18 @@ _LARGE = 16 << 20  # bytes; a file of this size is data that lies in a package, 
 _CONFIGS = "project_configs"
 
 
-def snapshot(sweep: Path, *, packages: Sequence[str], configs: Sequence[str]) -> Path:
+def snapshot(sweep: SweepFolder) -> Path:
     """Copy samewise's own files, and the project's packages and config folders, into SWEEP/code/DIGEST. Installed packages are not copied.
 
     Args:
-        sweep: The sweep's folder.
-        packages: The project's packages.
-        configs: Its config folders, the first searched first.
+        sweep: The sweep's folder; its facts name the packages and the config folders, the first searched first.
 
     Returns:
         The folder with the copy, one for each state of the code.
     """
     import samewise
 
+    packages, configs = sweep.facts.get("packages", ()), sweep.facts.get("configs", ())
     sources = {"samewise": Path(samewise.__path__[0])}
     for name in dict.fromkeys(package.partition(".")[0] for package in packages):
         if (folder := _own(name)) is not None:
@@ -40,7 +42,7 @@ def snapshot(sweep: Path, *, packages: Sequence[str], configs: Sequence[str]) ->
     for folder in reversed(configs):  # the first, copied last, lies on top
         found += [(Path(_CONFIGS, file.relative_to(folder)), file) for file in _files(Path(folder))]
     settings = _settings(packages, bool(configs))
-    target = sweep / "code" / _digest(found, settings)
+    target = sweep.path.absolute() / "code" / _digest(found, settings)
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         making = target.with_name(f".{uuid.uuid4().hex}")

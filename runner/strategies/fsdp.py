@@ -22,7 +22,8 @@ from samewise.runner.digest import combined, digests
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.modules import large_children, named
-from samewise.runner.strategies.peers import Processes, packed, unpacked
+from samewise.runner.strategies.packing import packed, unpacked
+from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole

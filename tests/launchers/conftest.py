@@ -1,4 +1,4 @@
-"""A SLURM cluster of two nodes on this machine, started for the tests of a file and stopped after them."""
+"""A SLURM cluster of two nodes on this machine, started for the tests of a file and stopped after them; a project whose runs wait for the test."""
 
 from __future__ import annotations
 
@@ -52,6 +52,23 @@ PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTie
 PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 """Nodes of one CPU: two jobs run at a time, whatever this machine has."""
+
+
+HOLD = '''
+import pathlib, time
+from samewise.runner.interfaces import Callback
+
+class Hold(Callback):
+    """At the fifth step, waits while there is a file for its seed, or until the run is asked to stop: no clock decides what a test finds."""
+
+    def __init__(self, folder: str, seed: int) -> None:
+        self.file = pathlib.Path(folder, str(seed))
+
+    def on_step(self, run, outcome):
+        while run.step == 5 and self.file.exists() and not run.strategy.stop_heard:
+            (self.file.parent / f"{self.file.name}.held").touch()
+            time.sleep(0.05)
+'''
 
 
 class Cluster:
@@ -123,6 +140,34 @@ class Cluster:
             self._daemons.append(
                 subprocess.Popen([path, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
             )
+
+
+class Lab:
+    """A project with a callback that holds runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.holds = folder / "holds"
+        self.code = folder / "lab" / "hold.py"
+        for one in ("holds", "lab", "configs/callbacks"):
+            (folder / one).mkdir(parents=True)
+        (folder / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab"]\nconfigs = "configs"\n')
+        (folder / "lab" / "__init__.py").touch()
+        self.code.write_text(HOLD)
+        target = f"hold:\n  _target_: lab.hold.Hold\n  folder: {self.holds}\n  seed: ${{seed}}\n"
+        (folder / "configs" / "callbacks" / "hold.yaml").write_text(f"# Waits at a step\n{target}")
+
+    def hold(self, *seeds: int) -> None:
+        for seed in seeds:
+            (self.holds / str(seed)).touch()
+
+    def held(self, *seeds: int) -> bool:
+        return all((self.holds / f"{seed}.held").exists() for seed in seeds)
+
+
+@pytest.fixture(scope="session")
+def make_lab() -> type[Lab]:
+    return Lab
 
 
 def _free_ports(count: int) -> list[int]:

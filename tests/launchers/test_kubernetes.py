@@ -25,35 +25,13 @@ from samewise.runner.launchers import kubernetes_manifest, kubernetes_status
 SCHEMA = json.loads(Path(__file__).with_name("job-batch-v1.json").read_text())
 TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=hold", "evaluate.every_epochs=null"]
 PODS = ["launcher=kubernetes", "launcher.image=registry.example/torch:1", "launcher.user=1000:1000", "launcher.apply=false"]
-HOLD = '''
-import pathlib, time
-from samewise.runner.interfaces import Callback
-
-class Hold(Callback):
-    """At the fifth step, waits while there is a file for its seed, or until the run is asked to stop: no clock decides what a test finds."""
-
-    def __init__(self, folder: str, seed: int) -> None:
-        self.file = pathlib.Path(folder, str(seed))
-
-    def on_step(self, run, outcome):
-        while run.step == 5 and self.file.exists() and not run.strategy.stop_heard:
-            (self.file.parent / f"{self.file.name}.held").touch()
-            time.sleep(0.05)
-'''
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lab(make_lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a callback that holds runs, the current folder: it returns the folder of the files that hold."""
-    for one in ("holds", "pod_lab", "configs/callbacks"):
-        (tmp_path / one).mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["pod_lab"]\nconfigs = "configs"\n')
-    (tmp_path / "pod_lab" / "__init__.py").touch()
-    (tmp_path / "pod_lab" / "hold.py").write_text(HOLD)
-    target = f"hold:\n  _target_: pod_lab.hold.Hold\n  folder: {tmp_path / 'holds'}\n  seed: ${{seed}}\n"
-    (tmp_path / "configs" / "callbacks" / "hold.yaml").write_text(f"# Waits at a step\n{target}")
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "holds"
+    return make_lab(tmp_path).holds
 
 
 def command(folder: Path, *overrides: str, volumes: str = "{{{folder}: work/me}}") -> list[str]:
@@ -286,21 +264,23 @@ def test_a_pod_trains_its_point_and_one_told_to_end_saves_and_the_next_goes_on_t
     assert done.returncode == 0, done.stderr
     job = manifest(lab.parent)
     sweep = job["metadata"]["annotations"]["samewise/sweep"]
-    (lab.parent / "pod_lab" / "hold.py").write_text("raise RuntimeError('edited after submission')")
+    code = lab.parent / "lab" / "hold.py"
+    before = code.read_text()
+    code.write_text("raise RuntimeError('edited after submission')")
     try:
         assert end(start(job, 0)) == 0
         pod = start(job, 1)
         wait_for(lab / "1.held")
         assert [point["state"] for point in points(samewise, sweep)] == ["finished", "running"]
         pod.send_signal(signal.SIGTERM)
-        code = end(pod)
-        assert (code, follows(job, code)) == (3, "Ignore")
+        ended = end(pod)
+        assert (ended, follows(job, ended)) == (3, "Ignore")
         stopped = points(samewise, sweep)[1]
         assert (stopped["state"], stopped["reason"], stopped["steps"]) == ("waiting", "saved, to be started again", 5)
         (lab / "1").unlink()
         assert end(start(job, 1)) == 0
     finally:
-        (lab.parent / "pod_lab" / "hold.py").write_text(HOLD)
+        code.write_text(before)
     found = points(samewise, sweep)
     assert [(point["state"], point["tries"]) for point in found] == [("finished", 1), ("finished", 2)]
     for seed in (0, 1):

@@ -12,53 +12,15 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "callbacks=hold", "evaluate.every_epochs=null"]
-HOLD = '''
-import pathlib, time
-from samewise.runner.interfaces import Callback
-
-class Hold(Callback):
-    """At the fifth step, waits while there is a file for its seed, or until the run is asked to stop: no clock decides what a test finds."""
-
-    def __init__(self, folder: str, seed: int) -> None:
-        self.file = pathlib.Path(folder, str(seed))
-
-    def on_step(self, run, outcome):
-        while run.step == 5 and self.file.exists() and not run.strategy.stop_heard:
-            (self.file.parent / f"{self.file.name}.held").touch()
-            time.sleep(0.05)
-'''
-
-
-class Lab:
-    """A project with a callback that holds runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.holds = folder / "holds"
-        self.code = folder / "slurm_lab" / "hold.py"
-        for one in ("holds", "slurm_lab", "configs/callbacks"):
-            (folder / one).mkdir(parents=True)
-        (folder / "pyproject.toml").write_text('[tool.samewise]\npackages = ["slurm_lab"]\nconfigs = "configs"\n')
-        (folder / "slurm_lab" / "__init__.py").touch()
-        self.code.write_text(HOLD)
-        target = f"hold:\n  _target_: slurm_lab.hold.Hold\n  folder: {self.holds}\n  seed: ${{seed}}\n"
-        (folder / "configs" / "callbacks" / "hold.yaml").write_text(f"# Waits at a step\n{target}")
-
-    def hold(self, *seeds: int) -> None:
-        for seed in seeds:
-            (self.holds / str(seed)).touch()
-
-    def held(self, *seeds: int) -> bool:
-        return all((self.holds / f"{seed}.held").exists() for seed in seeds)
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
+def project(make_lab, tmp_path_factory):
+    return make_lab(tmp_path_factory.mktemp("lab"))
 
 
 @pytest.fixture
-def lab(project: Lab, tmp_path, monkeypatch) -> Lab:
+def lab(project, monkeypatch):
     """The project, as the current folder, with nothing held."""
     monkeypatch.chdir(project.folder)
     for file in project.holds.iterdir():
@@ -177,6 +139,7 @@ def test_a_run_whose_node_goes_down_ends_on_another_with_the_code_that_was_submi
     lab.hold(5)
     cluster.call("scontrol", "update", "PartitionName=main", "State=DOWN")
     samewise("sweep", *sweep)
+    before = lab.code.read_text()
     lab.code.write_text("raise RuntimeError('edited after submission')")
     cluster.call("scontrol", "update", "PartitionName=main", "State=UP")
     cluster.wait_for("a held run", lambda: lab.held(5))
@@ -190,5 +153,5 @@ def test_a_run_whose_node_goes_down_ends_on_another_with_the_code_that_was_submi
         assert {cluster.call("squeue", "-h", "-r", "--states=all", "-j", job, "-o", "%N")} == {"n1", "n2"} - {node}
     finally:
         cluster.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        lab.code.write_text(HOLD)
+        lab.code.write_text(before)
     assert point["weights_sha256"] == alone(samewise, tmp_path, 5)

@@ -16,7 +16,8 @@ import pytest
 import torch.distributed as dist
 
 from samewise.runner.errors import PeerFailed, TrainingError
-from samewise.runner.strategies.peers import FAILED, Processes
+from samewise.runner.strategies.meeting import FAILED
+from samewise.runner.strategies.peers import Processes
 
 TINY = [
     "experiment=resnet18_digits",

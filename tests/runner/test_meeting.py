@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.strategies import peers
+from samewise.runner.strategies import meeting
 from samewise.runner.strategies.elastic import Elastic
 
 
@@ -22,19 +22,19 @@ def as_rank_0(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(peers, "_met", {})
+    monkeypatch.setattr(meeting, "_met", {})
 
 
 def refused(init_method: str | None) -> str:
-    peers._met.clear()
+    meeting._met.clear()
     with pytest.raises(ConfigError) as caught:
-        peers.meeting_point(2.0, init_method)
+        meeting.meeting_point(2.0, init_method)
     return str(caught.value)
 
 
 def test_a_file_serves_one_job_and_one_that_an_earlier_job_has_left_is_refused(as_rank_0, tmp_path) -> None:
     place = f"file://{tmp_path}/meet"
-    store = peers.meeting_point(2.0, place)
+    store = meeting.meeting_point(2.0, place)
     store.set("joined/0", "")
     assert store.check(["joined/0"])
     assert "left by another job" in refused(place)

@@ -1,0 +1,148 @@
+"""Where the ranks of a job meet: a store of torch.distributed, and the word that a rank leaves there when it fails, for the others to end with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from samewise.runner.errors import ConfigError, PeerFailed, Problem
+
+FAILED = "failed"
+"""The key of that word."""
+
+_met: dict[str, Any] = {}
+"""The store, once it is there."""
+
+
+def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
+    """The store at which the ranks of this process's job meet. Who they are is said by the environment (RANK, WORLD_SIZE).
+
+    Args:
+        timeout_s: Seconds to wait for it.
+        init_method: Where: `tcp://host:port` at rank 0, `file:///path` that all see and that is not there yet; null or `env://`: MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        ConfigError: it cannot be reached, its port is taken, or it is none.
+    """
+    if "store" in _met:
+        return _met["store"]
+    given = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    if not all(value.isdigit() for value in given.values()):
+        raise ConfigError(Problem("strategy", "the environment does not say which rank this is", given, "RANK and WORLD_SIZE, as torchrun sets them"))
+    scheme, _, address = (init_method or "env://").partition("://")
+    if scheme == "file" and address.startswith("/"):
+        store = _file_store(Path(address), timeout_s)
+    elif scheme == "env" or (scheme == "tcp" and re.fullmatch(r".+:\d+", address)):
+        store = _tcp_store(address, timeout_s)
+    else:
+        raise ConfigError(Problem("strategy.init_method", "is no place to meet", init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
+    store.set_timeout(timedelta(seconds=timeout_s))
+    # The agent's store outlives the ranks: those that are started again must not read what the ones before them wrote.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    _met["store"] = dist.PrefixStore(f"samewise/{attempt}", store)  # pyright: ignore[reportPrivateImportUsage]
+    return _met["store"]
+
+
+def _tcp_store(address: str, timeout_s: float) -> Any:
+    """Kept by rank 0, or by torch's agent where it keeps one and no other address is given."""
+    agent_keeps_it = not address and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if address:
+        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
+    given = {name: os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
+    where = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
+    if not all(given.values()) or not given["MASTER_PORT"].isdigit():
+        missing = ", ".join(name for name, value in given.items() if not value) or "a port"
+        raise ConfigError(Problem("strategy", f"the environment lacks {missing}", where, f"{', '.join(given)}, as torchrun sets them"))
+    try:
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            given["MASTER_ADDR"],
+            int(given["MASTER_PORT"]),
+            is_master=os.environ["RANK"] == "0" and not agent_keeps_it,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        path = "strategy.init_method" if address else "MASTER_PORT"
+        if "EADDRINUSE" in str(error) or "already in use" in str(error):
+            raise ConfigError(Problem(path, "another program uses this port", where, "a free port")) from None
+        message = f"rank 0 does not answer within {timeout_s:g} s"
+        path = "strategy.init_method" if address else "MASTER_ADDR"
+        raise ConfigError(Problem(path, message, where, "the address of rank 0's machine, and a port it may use")) from None
+
+
+def _file_store(path: Path, timeout_s: float) -> Any:
+    """A file that the ranks write to. One that an earlier job has left would tell them of ranks that are no more: each job needs its own."""
+    size, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
+    try:
+        path.touch()
+        store = dist.FileStore(str(path), size)  # pyright: ignore[reportPrivateImportUsage]
+        store.set_timeout(timedelta(seconds=timeout_s))
+        came = store.add(f"came/{rank}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ConfigError(Problem("strategy.init_method", f"the file cannot be used: {reason}", str(path), "a path that every rank can write to")) from None
+    if came > 1:
+        raise ConfigError(Problem("strategy.init_method", "the file was left by another job", str(path), "a new file for each job", f"rm {path}"))
+    return store
+
+
+def announce(error: BaseException) -> bool:
+    """Tell the other ranks why this one ends. Whether it is the first to do so, and its message the one to show."""
+    store = _met.get("store")
+    if isinstance(error, PeerFailed) or store is None:
+        return True
+    me = f"rank {os.environ['RANK']} failed"
+    with contextlib.suppress(RuntimeError):
+        return store.compare_set(FAILED, "", f"{me}: {str(error) or type(error).__name__}").decode().startswith(me)
+    return True
+
+
+def linger(seconds: float = 3.0) -> None:
+    """In an ending rank: where this process keeps the store, stay until the others have had the time to read in it why."""
+    store = _met.get("store")
+    with contextlib.suppress(RuntimeError):
+        if store is None or store.add("gone", 1) == 0 or os.environ["RANK"] != "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return
+        end = time.monotonic() + seconds
+        while store.add("gone", 0) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < end:
+            time.sleep(0.05)
+
+
+def failed(store: Any, *, wait_s: float = 0.0) -> str:
+    """What the first rank that failed has said, or nothing."""
+    with contextlib.suppress(RuntimeError, PeerFailed):
+        if not awaited(store, [], wait_s, until_failed=True):
+            return store.get(FAILED).decode()
+    return ""
+
+
+def awaited(store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False) -> list[str]:
+    """Wait until all keys are there. Returns those that are not.
+
+    Args:
+        store: Where.
+        keys: Which.
+        timeout_s: Seconds to wait.
+        until_failed: Wait for the message of a rank that failed instead.
+
+    Raises:
+        PeerFailed: a rank has failed.
+    """
+    end, wanted = time.monotonic() + timeout_s, [FAILED] if until_failed else keys
+    try:
+        while not store.check(wanted):
+            if not until_failed and store.check([FAILED]):
+                raise PeerFailed(f"rank {os.environ['RANK']} stopped, because {store.get(FAILED).decode()}")
+            if time.monotonic() > end:
+                return [key for key in wanted if not store.check([key])]
+            time.sleep(0.05)
+    except RuntimeError:
+        raise PeerFailed(Problem(f"rank {os.environ['RANK']}", "lost the connection to rank 0"), is_told=False) from None
+    return []

@@ -1,0 +1,27 @@
+"""Several tensors as one, so that they travel in one collective."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def packed(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
+    """uint8[bytes]: all of them one after the other, each at a multiple of 16; and where each begins."""
+    offsets, end = list[int](), 0
+    for tensor in tensors:
+        offsets.append(end)
+        end += -(-tensor.numel() * tensor.element_size() // 16) * 16
+    flat = torch.zeros(end, dtype=torch.uint8, device=tensors[0].device)
+    for tensor, start in zip(tensors, offsets, strict=True):
+        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat[start : start + len(raw)] = raw
+    return flat, offsets
+
+
+def unpacked(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tensor]:
+    """What `packed` put together, with the dtypes and shapes of `tensors`."""
+    return [
+        flat[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
+        for tensor, start in zip(tensors, offsets, strict=True)
+    ]
