@@ -57,7 +57,7 @@ $(VENV)/.packages: requirements.lock
 		"samewise needs Python 3.11 or newer; '$(PYTHON)' is not. Name one that is: make install PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { echo "'$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 2; }
 	@echo "Installing the locked packages into $(VENV): some minutes, some gigabytes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml

@@ -6,14 +6,18 @@ every `_target_`, `machine` what this machine cannot do. To add one, write it an
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any, cast
+
 from samewise.runner.check.settings import problems as settings_problems
 from samewise.runner.compose import Composed
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.fingerprint import plain
 from samewise.runner.project import Project
 
 
 def check(composed: Composed, project: Project) -> None:
-    """Find what is wrong without building anything. Imports torch.
+    """Find what is wrong without building anything. Imports torch, but where all components are known to be sound.
 
     Raises:
         ConfigError: with all problems, those of composing included.
@@ -26,8 +30,12 @@ def check(composed: Composed, project: Project) -> None:
 def problems(composed: Composed, project: Project) -> list[Problem]:
     """What `check` raises."""
     from samewise.runner.check import components, machine
+    from samewise.runner.check.known import remembered
 
-    found = [*composed.problems, *settings_problems(composed.cfg), *components.problems(composed.cfg, project), *machine.problems(composed.cfg)]
+    whole = cast(dict[str, Any], plain(composed.cfg))
+    find = remembered(partial(components.problems_in, project=project), project)
+    of_components = [*components.required_are_there(whole), *(problem for key, part in whole.items() for problem in find({key: part}))]
+    found = [*composed.problems, *settings_problems(composed.cfg), *of_components, *machine.problems(composed.cfg)]
     return list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1]
 
 

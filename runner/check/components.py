@@ -6,11 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from omegaconf import DictConfig
-
 from samewise.runner.check.annotations import evaluated, expected, fits
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.fingerprint import plain
 from samewise.runner.instantiate import SPECIAL, locate
 from samewise.runner.project import Project
 
@@ -20,12 +17,6 @@ REQUIRED = ("recipe", "model", "scheduler", "precision", "strategy", "dataset.tr
 """What must be a component."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def problems(cfg: DictConfig, project: Project) -> list[Problem]:
-    """What is wrong with any component, and which are missing."""
-    whole = cast(Node, plain(cfg))
-    return [*required_are_there(whole), *problems_in(whole, project)]
 
 
 def problems_in(part: Node, project: Project) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""What has been found sound before, so that a sweep can be handed to a cluster without the seconds of importing torch.
+"""What has been found sound before, so that a slip of the pen is told, and a sweep handed to a cluster, without the seconds of importing torch.
 
 Whether a component is sound is a matter of its config and of the signatures that its targets have. So the verdict is kept, in the user's cache, under a digest
 of both: of signatures by the state of the files that hold them. Only "nothing is wrong" is kept. Each job checks its config again before it trains.

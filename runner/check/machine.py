@@ -28,9 +28,11 @@ def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
 
 
 def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
+    if str(cfg.device) != "cuda":
+        return
     import torch
 
-    if str(cfg.device) == "cuda" and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         yield Problem("device", f"is not there: {why}", "cuda", "auto or cpu", "`samewise doctor` says more")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 
 from samewise.runner.commands import add_overrides, composed_from
 
@@ -25,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
 
     composed = composed_from(args)
     config = plain(composed.cfg)
-    where = origins(args.overrides, project=composed.project) if args.origin else {}
+    set_by = origins(args.overrides, project=composed.project) if args.origin else {}
+    where = {path: _origin(path, set_by) for path, _ in flat(config)} if args.origin else {}
     if args.json:
         head = {"name": composed.name, "fingerprint": composed.fingerprint, "folder": str(composed.folder.path), "choices": composed.choices, "config": config}
         print(json.dumps(head | ({"origins": where} if where else {}), indent=2))
@@ -34,12 +36,19 @@ def run(args: argparse.Namespace) -> int:
     print(f"# fingerprint: {composed.fingerprint}")
     print(f"# folder:      {composed.folder.path}")
     if args.origin:
-        lines = [(f"{path}: {_short(value)}", where.get(path, "")) for path, value in flat(config)]
+        lines = [(f"{path}: {_short(value)}", where[path]) for path, value in flat(config)]
         width = min(60, max(len(text) for text, _ in lines))
         print("\n".join(f"{text:<{width}}  # {origin}" for text, origin in lines))
     else:
         print(_yaml(config), end="")
     return 0
+
+
+def _origin(path: str, set_by: Mapping[str, str]) -> str:
+    """Of a value, or of the reference that it was reached by: `mean: ${dataset.mean}` stands for all numbers of the mean."""
+    while path and path not in set_by:
+        path = path.rpartition(".")[0]
+    return set_by.get(path, "")
 
 
 def _short(value: object) -> str:

@@ -151,6 +151,7 @@ def test_show_tells_what_train_would_do_and_where_each_value_comes_from(tmp_path
     told = json.loads(done.stdout)
     assert told["config"]["seed"] == 3
     assert told["origins"]["seed"] == "override seed=3"
+    assert all(told["origins"].values())  # what a reference leads to is set where the reference is
     assert told["folder"] == f"runs/{told['name']}/{told['fingerprint'][:12]}"
     assert told["choices"]["optimizer"] == "sgd"
 
