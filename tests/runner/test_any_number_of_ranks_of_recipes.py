@@ -1,11 +1,12 @@
-"""The promise of strategy=elastic for each of the five recipes at reduced size: the same bits on 1, 2 and 4 processes."""
+"""The promise of strategy=elastic for each of the five recipes at reduced size: the same bits on 1, 2 and 4 processes, killed or not."""
 
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
-from samewise_runner_jobs import assert_same, run
+from samewise_runner_jobs import Job, assert_same, run
 
 COMMON = [
     "debug=tiny",
@@ -76,6 +77,21 @@ def test_every_recipe_gives_the_same_bits_on_any_number_of_ranks(recipe, tmp_pat
 @pytest.mark.parametrize("recipe", SMALL)
 def test_five_seeds_of_every_recipe(recipe, seed, tmp_path):
     same_on_1_2_and_4(tmp_path, recipe, f"seed={seed}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recipe", SMALL)
+def test_every_recipe_started_on_4_killed_resumed_on_2_killed_and_finished_on_1_gives_the_bits_of_one(recipe, tmp_path):
+    experiment = [*COMMON, *SMALL[recipe], "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
+    for ranks, victim, step in ((4, 2, 6), (2, 0, 13)):
+        job = Job(tmp_path / "killed", ranks, experiment=experiment)
+        job.wait_for_step(step)
+        job.ranks[victim].kill()
+        assert job.wait()[victim] == -signal.SIGKILL
+        assert "lost another rank while" in job.errors
+    resumed = run(tmp_path / "killed", 1, experiment=experiment)
+    assert_same(resumed, run(tmp_path / "alone", 1, experiment=experiment))
 
 
 @pytest.mark.gpu
