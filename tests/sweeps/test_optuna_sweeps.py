@@ -1,0 +1,208 @@
+"""Whole sweeps by Optuna, of a project whose training takes milliseconds: killed, pruned from inside training, and with several seeds."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.sweepers.optuna_study import optuna, storage
+
+COMPLETE, PRUNED, FAIL, RUNNING = (getattr(optuna.trial.TrialState, name) for name in ("COMPLETE", "PRUNED", "FAIL", "RUNNING"))
+
+
+def trials(folder: Path) -> list[Any]:
+    return optuna.load_study(study_name=folder.name, storage=storage(folder)).trials
+
+
+PACKAGE = """
+import math
+import torch
+from torch import nn
+from samewise.runner.interfaces import Loss, Recipe, Scores
+
+class Ones(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return {"x": torch.ones(1)}
+
+class Bowl(nn.Module):
+    def __init__(self, a, b):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.floor = (a - 2) ** 2 + (math.log10(b) + 2) ** 2
+    def forward(self, x):
+        return x * (self.floor + self.weight**2)
+
+class Last(Scores):
+    def add(self, measured):
+        self.value = measured
+    def compute(self):
+        return {"value": self.value}
+
+class Descend(Recipe):
+    def loss(self, model, batch, phase):
+        total = model(batch["x"]).sum()
+        return Loss(total, len(batch["x"]))
+    def measure(self, model, batch):
+        return float(model(batch["x"]).mean())
+    def scores(self, dataset):
+        return Last()
+"""
+CONFIGS = {
+    "recipe": "# Down the bowl\n_target_: bowls.Descend\n",
+    "model": "# A bowl\n_target_: bowls.Bowl\na: 0.0\nb: 1.0\n",
+    "dataset": "# Ones\ntrain: {_target_: bowls.Ones}\nvalid: {_target_: bowls.Ones}\n",
+    "experiment": """# @package _global_
+# A bowl whose bottom depends on two settings
+defaults:
+  - override /recipe: bowl
+  - override /model: bowl
+  - override /dataset: bowl
+  - override /transforms: none
+  - override /callbacks: none
+  - override /tracking: none
+  - _self_
+max_epochs: 8
+batch_size: 8
+optimizer: {lr: 0.1}
+evaluate: {monitor: valid/value}
+checkpoint: {every_epochs: null, keep_best: 0}
+trace: {every_steps: 0, layers_every_steps: 0}
+""",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
+    (tmp_path / "bowls").mkdir()
+    (tmp_path / "bowls" / "__init__.py").write_text(PACKAGE)
+    for group, text in CONFIGS.items():
+        (tmp_path / "configs" / group).mkdir(parents=True)
+        (tmp_path / "configs" / group / "bowl.yaml").write_text(text)
+    return tmp_path
+
+
+def command(*overrides: str) -> list[str]:
+    given = ["--package", "bowls", "experiment=bowl", "model.a=interval(-5.0,5.0)", "model.b=tag(log,interval(1e-4,1.0))", *overrides]
+    return [sys.executable, "-m", "samewise", "sweep", "--json", *given]
+
+
+def sweep(project: Path, *overrides: str, code: int = 0) -> dict[str, Any]:
+    done = subprocess.run(command(*overrides), cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def killed_at(project: Path, points: int, *overrides: str) -> None:
+    """Run the sweep, and kill the process that runs it as soon as so many points are written down."""
+    process = subprocess.Popen(command(*overrides), cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 500
+    while process.poll() is None and _points(project) < points:
+        assert time.monotonic() < deadline, "the sweep makes no progress"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors.decode()
+
+
+def _points(project: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in project.glob("runs/sweeps/*/points.jsonl"))
+
+
+def only_sweep(project: Path) -> SweepFolder:
+    (folder,) = (project / "runs" / "sweeps").iterdir()
+    return SweepFolder(folder)
+
+
+PRUNING = ("sweeper=tpe", "sweeper.pruner=median", "sweeper.pruner_options={n_startup_trials: 2}")
+
+
+@pytest.mark.slow  # a sweep of four trainings, each a process
+@pytest.mark.timeout(300)
+def test_a_pruned_run_has_saved_is_marked_and_can_be_trained_to_its_end(project: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    said = sweep(project, *PRUNING, "sweeper.seed=1", "sweeper.trials=4", "launcher.jobs=1")
+    folder = only_sweep(project)
+    by_state = {state: [one for one in said["points"] if one["state"] == state] for state in ("finished", "pruned")}
+    assert len(by_state["finished"]) + len(by_state["pruned"]) == 4
+    pruned = by_state["pruned"][0]
+    run = project / pruned["folder"]
+    reason = folder.word(pruned["number"])["pruned"]
+    assert pruned["reason"] == reason
+    assert "valid/value" in reason
+    assert "by median" in reason
+    assert pruned["steps"] < 8
+    assert not (run / "summary.json").exists()
+    assert any((run / "checkpoints").iterdir())
+    assert json.loads((run / "tags.json").read_text()) == {"sweep.pruned": reason}
+    study = trials(folder.path)
+    assert [one.number for one in study if one.state is PRUNED] == [one["number"] for one in by_state["pruned"]]
+    assert study[pruned["number"]].intermediate_values.keys() == set(range(1, pruned["steps"] + 1))
+    assert all(len(study[one["number"]].intermediate_values) == 8 for one in by_state["finished"])
+
+    monkeypatch.chdir(project)
+    overrides = ["--package", "bowls", *folder.points()[pruned["number"]].overrides]
+    by_hand, afresh = (samewise("train", "--json", *overrides, *other) for other in ([], ["run_root=afresh"]))
+    ends = [json.loads(done.stdout.splitlines()[-1]) for done in (by_hand, afresh)]
+    assert [one["steps"] for one in ends] == [8, 8]
+    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
+    assert ends[0]["fingerprint"] == pruned["fingerprint"]
+
+
+@pytest.mark.slow  # 40 trainings, and three processes that run them
+@pytest.mark.timeout(900)
+def test_forty_trials_on_three_workers_whose_controller_is_killed_twice(project: Path) -> None:
+    asked = (*PRUNING, "sweeper.trials=40", "launcher.jobs=3")
+    killed_at(project, 9, *asked)
+    killed_at(project, 24, *asked)
+    said = sweep(project, *asked)
+    folder, points = only_sweep(project), only_sweep(project).points()
+    study = trials(folder.path)
+    assert [one.number for one in study] == [point.setting for point in points] == [point.number for point in points] == list(range(40))
+    assert len({point.fingerprint for point in points}) == 40
+    for trial, point, told in zip(study, points, said["points"], strict=True):
+        assert {key: str(value) for key, value in trial.params.items()} == point.values
+        assert told["state"] == {COMPLETE: "finished", PRUNED: "pruned"}[trial.state]
+        assert trial.state is PRUNED or trial.value == told["value"]
+        assert bool(folder.word(point.number).get("pruned")) == (trial.state is PRUNED)
+    assert 0 < sum(one.state is PRUNED for one in study) < 40
+    tries = [folder.word(point.number)["tries"] for point in points]
+    assert sum(tries) - 40 <= 6, "a kill costs another start to those that ran, and to no others"
+    assert sweep(project, *asked) == said, "nothing is run again"
+    assert [folder.word(point.number)["tries"] for point in points] == tries
+    assert len(trials(folder.path)) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_trial_has_all_its_seeds_and_a_setting_that_cannot_be_is_a_failed_trial(project: Path) -> None:
+    given = (*PRUNING, "sweeper.seed=2", "sweeper.trials=5", "batch_size=8,0", "seed=range(2)", "launcher.jobs=1")
+    said = sweep(project, *given)
+    folder = only_sweep(project)
+    settings = dict[int, list[Any]]()
+    for one in said["points"]:
+        settings.setdefault(one["setting"], []).append(one)
+    study = trials(folder.path)
+    assert len(study) == 5
+    for trial in study:
+        points = settings.get(trial.number, [])
+        assert [one["seed"] for one in points] == ([] if trial.params["batch_size"] == "0" else ["0", "1"])
+        if not points:
+            assert trial.state is FAIL
+        elif trial.state is PRUNED:
+            assert [one["state"] for one in points] == ["pruned", "pruned"]
+            assert folder.word(points[1]["number"]) == {"pruned": "as it was with another seed"}
+        else:
+            assert trial.value == statistics.fmean(one["value"] for one in points)
+    assert {one.state for one in study} == {COMPLETE, PRUNED, FAIL}
