@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from struct import pack
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,17 +60,17 @@ def _feed(total: xxhash.xxh3_64, value: object) -> None:
         total.update(repr(value).encode())
 
 
-def _memory(tensor: Tensor) -> memoryview:
-    """The tensor's bytes as they lie in memory, on the CPU; copied only where they are not dense."""
+def _memory(tensor: Tensor) -> Any:
+    """An array of the elements as they lie in memory, on the CPU; copied only where they are not dense. Called for every parameter of every step."""
     dense = tensor.detach()
-    if dense.device.type != "cpu":
+    if not dense.is_cpu:
         dense = dense.to("cpu")
     if not dense.is_contiguous():
         # A channels_last tensor is contiguous once its channels are last: no copy is needed to hash it.
         dense = dense.permute(0, 2, 3, 1) if dense.dim() == 4 and dense.is_contiguous(memory_format=torch.channels_last) else dense.contiguous()
     if dense.dtype is torch.bfloat16:
         dense = dense.view(torch.int16)
-    return dense.numpy().data.cast("B") if dense.numel() else memoryview(b"")
+    return dense.numpy()
 
 
 def state_digest(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = ()) -> int:
