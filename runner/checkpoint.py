@@ -238,7 +238,13 @@ def read(path: Path) -> dict[str, Any]:
     if sha256 != manifest.get("sha256"):
         written = str(manifest.get("sha256"))
         raise CheckpointError(
-            Problem(str(path), "the checkpoint was cut short or altered since it was written", f"sha256 {sha256[:16]}...", f"sha256 {written[:16]}...")
+            Problem(
+                str(path),
+                "the checkpoint was cut short or altered since it was written",
+                f"sha256 {sha256[:16]}...",
+                f"sha256 {written[:16]}...",
+                "`samewise train` goes on from the newest sound one; `eval` and `predict` take another by --checkpoint last, or a step",
+            )
         )
     try:
         state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
