@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.image_files import check_classes, class_folders, list_images, spaced
-from samewise.datasets.video_files import EXTENSIONS, read_frames, require_torchcodec, versions
+from samewise.datasets.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_torchcodec, versions
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Where = Literal["random", "centre"]
@@ -104,8 +104,9 @@ class VideoClips(Dataset[dict[str, Any]]):
 
     def _chosen(self, available: int) -> list[int]:
         """The numbers of the clip's frames in a video of so many."""
-        if available < 1:
-            raise ValueError("it has no frames")
-        spare = max(available - (self._length - 1) * self._stride - 1, 0)
-        start = int(torch.randint(spare + 1, ())) if self._clip == "random" else spare // 2
-        return [min(start + place * self._stride, available - 1) for place in range(self._length)]
+        start = centre if self._clip == "centre" else _anywhere
+        return clip_frames(available, frames=self._length, stride=self._stride, start=start)
+
+
+def _anywhere(spare: int) -> int:
+    return int(torch.randint(spare + 1, ()))

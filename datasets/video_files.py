@@ -47,6 +47,26 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
         raise DataError(Problem(name, reason, expected="a video file that FFmpeg decodes", hint="remove the file, or fetch it again")) from None
 
 
+def clip_frames(available: int, *, frames: int, stride: int, start: Callable[[int], int]) -> list[int]:
+    """The numbers of a clip's frames in a video of so many. A video that is too short repeats its last frame.
+
+    Args:
+        available: Frames of the video.
+        frames: Of the clip.
+        stride: From one to the next.
+        start: From the number of frames to spare to how many of them lie before the clip.
+    """
+    if available < 1:
+        raise ValueError("it has no frames")
+    first = start(max(available - (frames - 1) * stride - 1, 0))
+    return [min(first + place * stride, available - 1) for place in range(frames)]
+
+
+def centre(spare: int) -> int:
+    """The `start` of a clip in the middle."""
+    return spare // 2
+
+
 def require_torchcodec() -> Any:
     """The VideoDecoder of torchcodec.
 

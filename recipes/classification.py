@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from samewise.datasets.decode import read_image
+from samewise.datasets.video_files import centre, clip_frames, read_frames
 from samewise.recipes import pictures
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
@@ -53,9 +55,18 @@ class Classification(Recipe):
             evaluation reports the plain cross-entropy, so that losses compare between settings.
         top_k: The k of each top-k accuracy to report; those that are not below K are left out, except 1.
         channels: Of the images that `predict` reads: 1 or 3.
+        reads: What `predict` takes from a video: `frames`, None where it reads images, and the `stride` from one to the next.
     """
 
-    def __init__(self, *, num_classes: int | None = None, label_smoothing: float = 0.0, top_k: Sequence[int] = (1, 5), channels: int = 3) -> None:
+    def __init__(
+        self,
+        *,
+        num_classes: int | None = None,
+        label_smoothing: float = 0.0,
+        top_k: Sequence[int] = (1, 5),
+        channels: int = 3,
+        reads: Mapping[str, int | None] | None = None,
+    ) -> None:
         if not 0.0 <= label_smoothing <= 1.0:
             raise ConfigError(Problem("recipe.label_smoothing", "not a share", label_smoothing, "a number from 0 to 1"))
         if any(k < 1 for k in top_k):
@@ -63,6 +74,7 @@ class Classification(Recipe):
         if channels not in (1, 3):
             raise ConfigError(Problem("recipe.channels", "are no image's", channels, "1 (grey) or 3 (colour)"))
         self.channels = channels
+        self._frames, self._stride = (reads or {}).get("frames"), (reads or {}).get("stride") or 1
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.top_k = tuple(top_k)
@@ -113,8 +125,12 @@ class Classification(Recipe):
         return ClassificationScores(classes=class_names(dataset), top_k=self.top_k)
 
     def read(self, file: Path) -> dict[str, Any]:
-        """An image; the label only fills its place."""
-        return {"image": read_image(file, mode="gray" if self.channels == 1 else "rgb"), "label": 0}
+        """An image, or the middle of a video where the recipe has learned from clips; the label only fills its place."""
+        if frames := self._frames:
+            image = read_frames(file, partial(clip_frames, frames=frames, stride=self._stride, start=centre))
+        else:
+            image = read_image(file, mode="gray" if self.channels == 1 else "rgb")
+        return {"image": image, "label": 0}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         return [Classified(probabilities, self.classes) for probabilities in self._logits(model, batch).softmax(1).cpu()]

@@ -24,6 +24,7 @@ OUTSIDE = frozenset(
         "loader.prefetch_factor",
         "loader.pin_memory",
         "checkpoint",
+        "recipe.reads",  # how `predict` reads a user's file
         "strategy.init_method",
         "strategy.join_timeout_s",
         "strategy.timeout_s",

@@ -1,4 +1,4 @@
-"""Apply a run's model to images or audio files."""
+"""Apply a run's model to images, videos or audio files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="images or audio files; also KEY=VALUE: values of the run's config to change")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="images, videos or audio files; also KEY=VALUE: values of the run's config to change")
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which one (default: best)")
     parser.add_argument("--weights", metavar="NAME", help="those that a callback keeps, as ema (default: the trained ones)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where pictures and sounds go (default: RUN/predictions)")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     files, overrides = _apart(args.files)
     if not files:
-        raise ConfigError(Problem("FILE", "no file to predict from is given", expected="images or audio files"))
+        raise ConfigError(Problem("FILE", "no file to predict from is given", expected="images, videos or audio files"))
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.config_of(folder, overrides)
     prepare(composed.cfg.reproducibility)

@@ -161,3 +161,8 @@ def test_a_video_model_trains_on_them(samewise, root, tmp_path):
     assert made["steps"] == 2
     assert "valid/accuracy" in made["metrics"]["final"]
     assert (Path(made["folder"]) / "artifacts" / "valid" / "predictions.png").is_file()
+    (done,) = samewise("predict", made["folder"], str(root / "valid" / "run" / "1.mp4"), "--json").stdout.splitlines()
+    assert set(json.loads(done)["probabilities"]) == {"jump", "run"}
+    refused = samewise("predict", made["folder"], str(root / "train" / "run" / "notes.txt"))
+    assert refused.returncode == 2
+    assert "notes.txt: is no video" in refused.stderr
