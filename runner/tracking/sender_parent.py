@@ -14,7 +14,6 @@ import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -37,8 +36,8 @@ class SenderParent:
     """
 
     def __init__(self, log: Path) -> None:
-        self._folder = tempfile.mkdtemp(prefix="samewise-")  # for this user alone; its path is short, because sockets have short names
-        self.address = str(Path(self._folder) / "senders")
+        folder = tempfile.mkdtemp(prefix="samewise-")  # for this user alone; its path is short, because sockets have short names
+        self.address = str(Path(folder) / "senders")
         command = [sys.executable, "-m", "samewise.runner.tracking.sender_parent", self.address]
         with open(log, "ab") as said:
             self._process = subprocess.Popen(
@@ -55,7 +54,6 @@ class SenderParent:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def main(address: str) -> int:
@@ -79,7 +77,10 @@ def main(address: str) -> int:
                 listener.close()
                 _be(connection)
             connection.close()
-        elif 0 in ready:
+        elif 0 in ready:  # however the launcher has ended
+            with contextlib.suppress(OSError):
+                os.unlink(address)
+                os.rmdir(os.path.dirname(address))
             return 0
 
 

@@ -160,6 +160,7 @@ def test_a_sender_forked_by_a_shared_process_sees_the_trainer_die_and_outlives_w
 
 def test_where_the_shared_process_is_gone_a_run_starts_a_sender_of_its_own(folder: RunFolder, store: Store, shared: SenderParent) -> None:
     shared.close()
+    assert not Path(shared.address).parent.exists()
     run = finish(start(folder, store.uri, 10))
     assert store.points(run) == (20, expected(10))
 
