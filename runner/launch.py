@@ -34,6 +34,7 @@ from samewise.runner.folder import read_json, write_json
 from samewise.runner.project import Project
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PATIENCE_S = 10
 
 
 def is_rank() -> bool:
@@ -162,14 +163,17 @@ def _run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | 
     if not result.is_failed():
         return None, None
     rank, failure = _first_to_die(result)
-    how = f"was killed by {signal.Signals(-failure.exitcode).name}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     hint = "the same command goes on from the last checkpoint; strategy.max_restarts=3 does so by itself"
-    return Problem(f"rank {rank}", f"{how}; what it wrote is in {logs}", hint=hint), agent.lost
+    return Problem(f"rank {rank}", f"{_how(failure.exitcode)}; what it wrote is in {logs}", hint=hint), agent.lost
 
 
 def _first_to_die(result: Any) -> tuple[int, Any]:
     """The rank, and how it ended: one that was killed before those that then missed it."""
     return min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
+
+
+def _how(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _newest(checkpoints: Path) -> str:
@@ -197,8 +201,24 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
                 died = (_first_to_die(result)[0], progress())
                 if died == self._died or not self._remaining_restarts:
                     self.lost, self._remaining_restarts = died[0], 0
+                else:
+                    again = spec.max_restarts - self._remaining_restarts + 1
+                    words = f"going on from the last checkpoint (restart {again} of {spec.max_restarts})"
+                    print(f"warning: rank {died[0]} {_how(_first_to_die(result)[1].exitcode)}\n    {words}", file=sys.stderr, flush=True)
                 self._died = died
             return result
+
+        def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+            started: Any = super()._start_workers(worker_group)  # pyright: ignore[reportCallIssue]
+            context: Any = self._pcontext
+            close = context.close
+
+            def close_soon(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+                """Where a rank has said why it ends, the others end by themselves, and one that hangs is not waited for."""
+                close(death_sig, min(timeout, _PATIENCE_S) if _outcomes(handed, spec.local_world_size) else timeout)
+
+            context.close = close_soon
+            return started
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
             """The agent signals a rank's whole process group: SIGTERM would end its loader workers, which leave SIGUSR1 to the rank."""

@@ -137,6 +137,8 @@ class Run:
     seconds: float = 0.0
     """Spent training in earlier sessions of this run."""
     started: float = field(default_factory=time.monotonic)
+    stopped: float = 0.0
+    """When training had ended, and only MLflow was still waited for."""
     ended: dict[str, Any] = field(default_factory=dict[str, Any])
     """The summary, once training has ended."""
 
@@ -291,7 +293,7 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """How the run ended, as in summary.json."""
-        seconds = self.seconds + time.monotonic() - self.started
+        seconds = self.seconds + (self.stopped or time.monotonic()) - self.started
         return {
             "status": "finished",
             "fingerprint": self.fingerprint,

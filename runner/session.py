@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -127,6 +128,7 @@ def _close(run: Run, status: str) -> None:
         except TrainingError as error:
             print(f"warning: {error}", file=sys.stderr)
     run.trace.close()
+    run.stopped = time.monotonic()
     run.tracker.finish(status)
 
 

@@ -37,5 +37,15 @@ def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
         yield Problem("device", f"is not there: {why}", "cuda", "auto or cpu", "`samewise doctor` says more")
 
 
+def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
+    strategy = cfg.strategy
+    if not isinstance(strategy, DictConfig) or str(strategy.get("backend")) != "nccl":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Problem("strategy.backend", "nccl connects CUDA devices, and torch finds none", "nccl", "gloo, or null for what fits the device")
+
+
 ANYWHERE: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written,)
-RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, device_is_there)
+RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, device_is_there, backend_is_there)

@@ -54,6 +54,22 @@ def trial(composed: Composed, project: Project) -> list[str]:
         return _plan(_step(composed, project, alone=False).strategy, of_last, wanted)
 
 
+def require_processes(composed: Composed, project: Project) -> None:
+    """Whether the processes that the strategy wants can carry the replicas, tried with all but this one pretended; nothing else is built.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    from samewise.runner.strategies.peers import pretended
+
+    with pretended(0, 1):
+        strategy, wanted = _asked(composed, project)
+    if wanted > 1:
+        with pretended(0, wanted):
+            _begin(strategy, composed)
+            strategy.end()
+
+
 def _asked(composed: Composed, project: Project) -> tuple[Strategy, int]:
     """The strategy, and how many processes it wants."""
     strategy = instantiate(composed.cfg.strategy, "strategy", allowed=project.packages)

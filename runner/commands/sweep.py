@@ -235,12 +235,20 @@ def _cancel(folder: SweepFolder) -> int:
             raise ConfigError(Problem(folder.id, f"is run by process {pid} on {host}", hint=f"give the same command there, or on {host}: kill {pid}"))
         os.kill(pid, signal.SIGTERM)
         print(f"process {pid} was told to stop: its jobs finish their step and save")
-    elif launcher.detached:
-        launcher.cancel([point.number for point in folder.points()])
-        print("its jobs were told to stop: they finish their step and save")
+    elif launcher.detached and (live := _live(folder, launcher)):
+        launcher.cancel(live)
+        print(f"{len(live)} job{'s' * (len(live) > 1)} told to stop: those that run finish their step and save")
     else:
         print(f"nothing of {folder.id} is running")
     return 0
+
+
+def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
+    """The points whose jobs run or wait."""
+    from samewise.runner.launchers.base import Standing
+
+    seen = launcher.look([point.number for point in folder.points()])
+    return [number for number, one in seen.items() if one.standing is not Standing.gone]
 
 
 def _report(folder: SweepFolder, shared: Composed, *, as_json: bool) -> int:

@@ -40,6 +40,8 @@ class Outcome:
             return f"{self.run}: sent {self.metrics} metrics and {self.files} files to the MLflow run {self.mlflow_run_id}"
         if self.state == "in_progress":
             return f"{self.run}: in progress; its own sender sends it"
+        if self.state == "ending":
+            return f"{self.run}: training has ended, and its own sender still tries to send it; give the command again when that has ended"
         if self.state == "disabled":
             return f"{self.run}: tracking.enabled is false"
         return f"{self.run}: could not be sent: {self.error}"
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     failed = False
     for folder in folders:
         outcome = _send(folder, args.uri, asked=bool(args.runs))
-        failed |= outcome.state == "failed"
+        failed |= outcome.state in ("failed", "ending")
         print(json.dumps(asdict(outcome)) if args.json else outcome)
     return int(failed)
 
@@ -80,7 +82,9 @@ def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> Outcome:
         if not settings["enabled"] and not (asked and uri):
             return Outcome(name, "disabled")
         with progress.sending_lock(folder, wait=False) as mine:
-            return _synchronise(folder, settings, name) if mine else Outcome(name, "in_progress")
+            if mine:
+                return _synchronise(folder, settings, name)
+            return Outcome(name, "in_progress" if _is_training(folder) else "ending")
     except SamewiseError:
         raise
     except Exception as error:  # whatever the store or the network did; the next `sync` goes on from there

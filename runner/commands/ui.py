@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     uri = checked(args.uri or f"sqlite:///{args.run_root / 'mlflow.db'}", path="--uri" if args.uri else "--run-root")
     if uri.startswith(("http://", "https://")):
+        _require_answer(uri)
         print(f"MLflow UI: {uri}")
         if args.open:
             webbrowser.open(uri)
@@ -69,6 +70,18 @@ def run(args: argparse.Namespace) -> int:
     finally:
         _stop(server)
     return 0
+
+
+def _require_answer(uri: str) -> None:
+    from samewise.runner.tracking.address import without_password
+
+    try:
+        urllib.request.urlopen(uri, timeout=10).close()
+    except urllib.error.HTTPError:  # something answers; a browser may log in
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(Problem("--uri", f"the server does not answer: {reason}", without_password(uri), "the address of an MLflow server")) from None
 
 
 def _require_store(uri: str) -> None:

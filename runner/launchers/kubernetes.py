@@ -241,8 +241,7 @@ class Kubernetes(Launcher):
         try:
             self._cluster.apply(paper)
         except ConfigError:
-            paper.unlink()
-            file.unlink()
+            file.unlink()  # the manifest stays, for a person to look at
             raise
         write_json(file, {**given, "applied": True})
 

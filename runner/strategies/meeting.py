@@ -60,6 +60,7 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
     if not all(given.values()) or not given["MASTER_PORT"].isdigit():
         missing = ", ".join(name for name, value in given.items() if not value) or "a port"
         raise ConfigError(Problem("strategy", f"the environment lacks {missing}", where, f"{', '.join(given)}, as torchrun sets them"))
+    told = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None  # else torch takes a port in use for the agent's store
     try:
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             given["MASTER_ADDR"],
@@ -75,6 +76,9 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
         message = f"rank 0 does not answer within {timeout_s:g} s"
         path = "strategy.init_method" if address else "MASTER_ADDR"
         raise ConfigError(Problem(path, message, where, "the address of rank 0's machine, and a port it may use")) from None
+    finally:
+        if told is not None:
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = told
 
 
 def _file_store(path: Path, timeout_s: float) -> Any:

@@ -179,7 +179,7 @@ class SweepFolder:
             except OSError:
                 handle.seek(0)
                 holder = handle.read().strip() or "another process"
-                hint = f"`samewise sweep --status {self.id}` shows how far it is; `samewise sweep --cancel {self.id}` stops it"
+                hint = f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep --cancel {self.path}` stops it"
                 raise ConfigError(Problem(str(self.path), f"this sweep is being run by {holder}", hint=hint)) from None
             handle.truncate(0)
             handle.write(f"process {os.getpid()} on {socket.gethostname()}")

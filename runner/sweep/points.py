@@ -178,15 +178,39 @@ def problems_of(points: Sequence[Made], project: Project, *, elsewhere: bool = F
     ask = remembered(find, project) if elsewhere else find
 
     found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
-    seen = dict[str, list[Problem]]()
+    seen, seen_here = dict[str, list[Problem]](), dict[str, list[Problem]]()
     for made in points:
         of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, ask)]
         for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
-    for made in points[:1]:
-        for problem in machine.problems(made.composed.cfg, elsewhere=elsewhere):
+        of_machine = [*_once(seen_here, _of_machine(made.whole), lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere))]
+        for problem in of_machine:
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
+    if not found and not elsewhere:
+        for made in points:
+            for problem in _once(seen_here, _of_processes(made.whole), lambda _, made=made: _misfits(made.composed, project)):
+                found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     return [_counted(each, len(points)) for each in found.values()]
+
+
+def _of_machine(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides whether a point can run on this machine."""
+    return {"machine": [whole["device"], whole["run_root"], whole["strategy"]]}
+
+
+def _of_processes(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides whether its processes can carry its replicas."""
+    return {"processes": [whole[key] for key in ("strategy", "device", "replicas", "accumulate")]}
+
+
+def _misfits(composed: Composed, project: Project) -> list[Problem]:
+    from samewise.runner.check.trial import require_processes
+
+    try:
+        require_processes(composed, project)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 def _once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Callable[[Mapping[str, Any]], list[Problem]]) -> list[Problem]:
