@@ -74,6 +74,7 @@ def test_a_rank_that_dies_is_told_or_made_good(samewise, tmp_path):
     again[0].kill()
     _, said = ended(process, 1)
     assert "rank 0: was killed by SIGKILL" in said
+    assert said.index("warning: rank 1 was killed by SIGKILL") < said.index("(restart 1 of 1)") < said.index("rank 0: was killed")
     alone, finished = (samewise("train", *TINY, f"run_root={tmp_path / name}", "strategy=single", "--json") for name in ("alone", "killed"))
     assert json.loads(finished.stdout)["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
 

@@ -45,7 +45,10 @@ def test_a_file_that_cannot_be_written_is_refused(as_rank_0) -> None:
     assert "the file cannot be used: No such file or directory" in refused("file:///nowhere/meet")
 
 
-def test_a_tcp_address_whose_port_is_taken_is_refused_by_the_setting_s_name(as_rank_0) -> None:
+@pytest.mark.parametrize("agent_keeps_a_store", [False, True])
+def test_a_tcp_address_whose_port_is_taken_is_refused_by_the_setting_s_name(as_rank_0, monkeypatch, agent_keeps_a_store) -> None:
+    if agent_keeps_a_store:
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with socket.socket(socket.AF_INET6) as taken:
         taken.bind(("::", 0))
         taken.listen()

@@ -59,8 +59,11 @@ def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.C
 
     with sending_lock(unsent, wait=False) as mine:
         assert mine
-        assert main(["sync"]) == 0
-    assert "in progress" in capsys.readouterr().out
+        assert main(["sync"]) == 1
+        assert "training has ended, and its own sender still tries" in capsys.readouterr().out
+        with unsent.locked():
+            assert main(["sync"]) == 0
+        assert "in progress" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,7 @@ def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.C
         (["ui"], "samewise train experiment=resnet18_digits"),
         (["ui", "--uri", "file:///somewhere"], "no longer keeps runs as files"),
         (["ui", "--port", "70000"], "no port number"),
+        (["ui", "--uri", "http://127.0.0.1:9"], "the server does not answer: "),
     ],
 )
 def test_a_wrong_argument_is_answered_with_what_to_do(unsent: RunFolder, capsys: pytest.CaptureFixture[str], argv: list[str], word: str) -> None:

@@ -61,6 +61,15 @@ def test_everything_wrong_with_any_point_is_told_before_any_starts(tmp_path: Pat
     assert "every point" in told["model.depth"].message
 
 
+def test_processes_that_cannot_carry_a_point_and_a_device_that_is_not_there_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    tiny = ("experiment=resnet18_digits", "debug=tiny", f"run_root={tmp_path}")
+    with pytest.raises(ConfigError, match=r"4 processes cannot share 2 replicas \(in 2 of 4 points, first replicas=2 seed=0\)"):
+        require_sound(points(tmp_path, *tiny, "strategy=elastic", "strategy.nproc=4", "replicas=2,4", "seed=0,1"), BARE)
+    with pytest.raises(ConfigError, match=r"torch finds no CUDA device \(in every point\)"):
+        require_sound(points(tmp_path, *tiny, "device=cuda", "seed=0,1"), BARE)
+
+
 def test_the_same_command_is_the_same_sweep() -> None:
     def name(*given: str, **sweeper: object) -> str:
         return identity(read(given, project=BARE), Composer(BARE), sweeper=sweeper)[0]
