@@ -94,7 +94,9 @@ def _grouped(pairs: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
 
 
 def _share(groups: Sequence[Sequence[float]]) -> float:
-    """Eta squared: the sum of squares between groups as a part of the whole."""
+    """Eta squared: the sum of squares between groups as a part of the whole. NaN where no group has a second value: then it would be 1 whatever they are."""
+    if all(len(group) < 2 for group in groups):
+        return math.nan
     everything = [value for group in groups for value in group]
     middle = statistics.fmean(everything)
     whole = sum((value - middle) ** 2 for value in everything)

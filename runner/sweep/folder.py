@@ -72,13 +72,13 @@ class Point:
 def label(values: Mapping[str, str], seed: str | None = None) -> str:
     """A setting in a few words: each key by as much of its end as tells it from the others."""
     keys = [key.lstrip("+~") for key in values]
-    short = [key.rsplit(".", 1)[-1] for key in keys]
-    shown = [key if short.count(end) > 1 else end for key, end in zip(keys, short, strict=True)]
-    words = [f"{key}={_short(value)}" for key, value in zip(shown, values.values(), strict=True)]
+    ends = [key.rsplit(".", 1)[-1] for key in keys]
+    shown = [key if ends.count(end) > 1 else end for key, end in zip(keys, ends, strict=True)]
+    words = [f"{key}={short(value)}" for key, value in zip(shown, values.values(), strict=True)]
     return " ".join([*words, *([f"seed={seed}"] if seed is not None else [])]) or "as it is"
 
 
-def _short(value: str) -> str:
+def short(value: str) -> str:
     """A number drawn from an interval in four digits; anything else as it is written."""
     if not re.fullmatch(r"-?\d+\.\d{7,}(e[-+]?\d+)?", value):
         return value

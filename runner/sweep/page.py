@@ -14,7 +14,7 @@ from typing import Any
 from samewise.runner.sweep.comparison import Pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, pareto
-from samewise.runner.sweep.folder import SweepFolder, label
+from samewise.runner.sweep.folder import Point, SweepFolder, label, short
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
 from samewise.runner.sweep.progress import clock
 from samewise.runner.sweep.results import Outcome, State, ranked, spread
@@ -98,7 +98,7 @@ def _settings(found: Sequence[Outcome], *, several: bool, exact: bool = False) -
     rows = list[dict[str, Any]]()
     for setting in ranked(found):
         total = spread(setting)
-        row: dict[str, Any] = {key.lstrip("+~"): value for key, value in setting[0].point.values.items()}
+        row: dict[str, Any] = _values(setting[0].point, exact=exact)
         row[monitor] = show(total.mean if total.count else setting[0].value)
         if several:
             low, high = (total.mean - total.margin, total.mean + total.margin) if not math.isnan(total.margin) else (math.nan, math.nan)
@@ -107,6 +107,10 @@ def _settings(found: Sequence[Outcome], *, several: bool, exact: bool = False) -
         row["training s"] = f"{sum(one.seconds for one in setting):.1f}"
         rows.append(row)
     return rows
+
+
+def _values(point: Point, *, exact: bool) -> dict[str, str]:
+    return {key.lstrip("+~"): value if exact else short(value) for key, value in point.values.items()}
 
 
 def _front(found: Sequence[Outcome], objectives: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -122,7 +126,7 @@ def _effects(effects: Sequence[Effect]) -> list[dict[str, Any]]:
                     "parameter": effect.key.lstrip("+~"),
                     "share": "" if math.isnan(effect.share) else f"{effect.share:.0%}",
                     "rank correlation": "" if effect.correlation is None else f"{effect.correlation:+.2f}",
-                    "value": level.name,
+                    "value": short(level.name),
                     "mean": number(level.spread.mean),
                     "std": number(level.spread.deviation),
                     "settings": level.spread.count,
@@ -137,7 +141,7 @@ def _points(found: Sequence[Outcome], *, exact: bool = False) -> list[dict[str, 
     rows = list[dict[str, Any]]()
     for one in found:
         point = one.point
-        row: dict[str, Any] = {"point": point.number + 1, **{key.lstrip("+~"): value for key, value in point.values.items()}}
+        row: dict[str, Any] = {"point": point.number + 1, **_values(point, exact=exact)}
         row |= {"seed": point.seed} if point.seed is not None else {}
         row |= {"state": one.state.value, point.monitor: show(one.value), "steps": one.steps, "training s": f"{one.seconds:.1f}", "tries": one.tries}
         row |= {"weights sha256": one.weights_sha256 if exact else one.weights_sha256[:12], "folder": point.folder, "reason": one.reason}

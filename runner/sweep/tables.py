@@ -13,7 +13,7 @@ from rich.table import Table
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect
-from samewise.runner.sweep.folder import SweepFolder, label
+from samewise.runner.sweep.folder import SweepFolder, label, short
 from samewise.runner.sweep.progress import clock
 from samewise.runner.sweep.results import Outcome, State, ranked, spread
 
@@ -81,7 +81,7 @@ def print_effects(effects: Sequence[Effect]) -> None:
     for one in effects:
         share = "" if math.isnan(one.share) else f"{one.share:.0%}"
         correlation = "" if one.correlation is None else f"{one.correlation:+.2f}"
-        levels = "  ".join(f"{level.name}: {number(level.spread.mean)}{' (best)' if level.name == one.best else ''}" for level in one.levels)
+        levels = "  ".join(f"{short(level.name)}: {number(level.spread.mean)}{' (best)' if level.name == one.best else ''}" for level in one.levels)
         table.add_row(one.key.lstrip("+~"), share, correlation, levels)
     console = _console()
     console.print()
@@ -111,7 +111,7 @@ def settings_table(found: Sequence[Outcome]) -> Table:
     table.add_column("time", justify="right")
     for setting in ranked(found)[:_MOST]:
         total = spread(setting)
-        cells = [setting[0].point.values.get(name, "") for name in names]
+        cells = [short(setting[0].point.values.get(name, "")) for name in names]
         cells.append(number(total.mean if total.count else setting[0].value))
         if several:
             interval = f"{total.mean - total.margin:.4g} to {total.mean + total.margin:.4g}" if not math.isnan(total.margin) else ""

@@ -22,11 +22,13 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from rich.console import Console
 
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import effects, pareto
 from samewise.runner.sweep.folder import Point, SweepFolder
 from samewise.runner.sweep.results import Outcome, State
+from samewise.runner.sweep.tables import settings_table
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -63,6 +65,16 @@ def test_words_have_no_correlation_and_what_never_varies_has_no_effect() -> None
     (one,) = effects([outcome(0, 1.0, a="adam", b="1"), outcome(1, 2.0, a="sgd", b="1")])
     assert one.key == "a"
     assert one.correlation is None
+
+
+def test_a_share_is_told_only_where_a_value_was_tried_twice_and_long_numbers_are_shown_in_four_digits() -> None:
+    found = [outcome(0, 1.0, a="0.0023050789540185563", b="x"), outcome(1, 2.0, a="0.1", b="y"), outcome(2, 4.0, a="0.2", b="y")]
+    b, a = effects(found)
+    assert b.share == pytest.approx(4 / 7)
+    assert math.isnan(a.share)
+    told = io.StringIO()
+    Console(file=told, width=200).print(settings_table(found))
+    assert "0.002305 " in told.getvalue()
 
 
 def test_many_values_are_looked_at_in_ranges() -> None:
