@@ -175,7 +175,8 @@ def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFo
 
 
 def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, project: Project, *, elsewhere: bool) -> int:
-    from samewise.runner.sweep.points import composed_points, require_sound
+    from samewise.runner.sweep.points import composed_points
+    from samewise.runner.sweep.soundness import require_sound
 
     if not sweeper.listed:
         raise ConfigError(Problem("sweeper", "learns from what has been tried: its points cannot be listed", type(sweeper).__name__, hint="sweeper=grid"))

@@ -15,9 +15,10 @@ from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Standing
 from samewise.runner.project import Project
 from samewise.runner.sweep.folder import Point, SweepFolder, label
-from samewise.runner.sweep.points import Composer, composed_points, require_sound, same_runs, write_configs
+from samewise.runner.sweep.points import Composer, composed_points, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
 from samewise.runner.sweep.results import ENDED, Outcome, State, outcome
+from samewise.runner.sweep.soundness import require_sound
 from samewise.runner.sweep.space import Space
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 

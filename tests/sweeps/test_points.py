@@ -12,7 +12,8 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.fingerprint import plain
 from samewise.runner.project import Project
 from samewise.runner.sweep.folder import SweepFolder, label
-from samewise.runner.sweep.points import Composer, composed_points, identity, require_sound
+from samewise.runner.sweep.points import Composer, composed_points, identity
+from samewise.runner.sweep.soundness import require_sound
 from samewise.runner.sweep.space import read
 from samewise.runner.sweepers.grid import Grid
 

@@ -1,0 +1,94 @@
+"""What is wrong with any point of a sweep, found before one starts. What many points share is looked at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from samewise.runner.compose import Composed
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.project import Project
+from samewise.runner.sweep.folder import Point
+from samewise.runner.sweep.points import Made
+
+
+def require_sound(points: Sequence[Made], project: Project, *, elsewhere: bool = False) -> None:
+    """Raise everything that is wrong with the points.
+
+    Raises:
+        ConfigError: something is.
+    """
+    found = problems_of(points, project, elsewhere=elsewhere)
+    if found:
+        raise ConfigError(*found)
+
+
+def problems_of(points: Sequence[Made], project: Project, *, elsewhere: bool = False) -> list[Problem]:
+    """Everything that is wrong with any of the points, each thing once, with how many points have it.
+
+    Args:
+        points: Which.
+        project: The user's own.
+        elsewhere: They run on other machines. Imports torch, unless they do and all of their components are known to be sound.
+    """
+    from samewise.runner.check import components, machine, settings
+    from samewise.runner.check.known import remembered
+
+    def find(some: Mapping[str, Any]) -> list[Problem]:
+        return components.problems_in(some, project)
+
+    ask = remembered(find, project) if elsewhere else find
+
+    found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
+    seen, seen_here = dict[str, list[Problem]](), dict[str, list[Problem]]()
+    for made in points:
+        of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, ask)]
+        for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
+            found.setdefault((problem.path, problem.message), []).append((made.point, problem))
+        of_machine = [*_once(seen_here, _of_machine(made.whole), lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere))]
+        for problem in of_machine:
+            found.setdefault((problem.path, problem.message), []).append((made.point, problem))
+    if not found and not elsewhere:
+        for made in points:
+            for problem in _once(seen_here, _of_processes(made.whole), lambda _, made=made: _misfits(made.composed, project)):
+                found.setdefault((problem.path, problem.message), []).append((made.point, problem))
+    return [_counted(each, len(points)) for each in found.values()]
+
+
+def _of_machine(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides whether a point can run on this machine."""
+    return {"machine": [whole["device"], whole["run_root"], whole["strategy"]]}
+
+
+def _of_processes(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides whether its processes can carry its replicas."""
+    return {"processes": [whole[key] for key in ("strategy", "device", "replicas", "accumulate")]}
+
+
+def _misfits(composed: Composed, project: Project) -> list[Problem]:
+    from samewise.runner.check.trial import require_processes
+
+    try:
+        require_processes(composed, project)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _once(seen: dict[str, list[Problem]], whole: Mapping[str, Any], find: Callable[[Mapping[str, Any]], list[Problem]]) -> list[Problem]:
+    """What `find` says of the parts of a config, each different part looked at once."""
+    found = list[Problem]()
+    for key, part in whole.items():
+        text = f"{key} {json.dumps(part, sort_keys=True, default=str)}"
+        if text not in seen:
+            seen[text] = find({key: part})
+        found += seen[text]
+    return found
+
+
+def _counted(each: Sequence[tuple[Point, Problem]], points: int) -> Problem:
+    (first, problem), count = each[0], len({point.number for point, _ in each})
+    where = "every point" if count == points else f"{count} of {points} points, first {first.label}"
+    return problem if points == 1 else dataclasses.replace(problem, message=f"{problem.message} (in {where})")
