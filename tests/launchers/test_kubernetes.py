@@ -226,7 +226,8 @@ def test_where_kubectl_reaches_no_cluster_nothing_counts_as_submitted(samewise, 
     assert done.returncode == 2
     assert "kubectl cannot apply the Job" in done.stderr
     assert "launcher.apply=false" in done.stderr
-    assert not list(lab.parent.glob("runs/sweeps/*/kubernetes/0001.*"))
+    (left,) = lab.parent.glob("runs/sweeps/*/kubernetes/0001.*")
+    assert str(left) in done.stderr, "the manifest, to be looked at"
 
 
 def test_what_a_cluster_says_of_a_job_is_read_for_each_index(job: dict[str, Any]) -> None:
