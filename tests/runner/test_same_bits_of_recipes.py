@@ -8,7 +8,7 @@ import pytest
 
 COMMON = ["debug=tiny", "callbacks=none", "tracking=none", "reproducibility.threads=1", "checkpoint.every_steps=3"]
 SMALL = {
-    "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=4", "replicas=2", "model.channels=32", "evaluate.every_epochs=5"],
+    "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=2", "model.channels=16", "evaluate.every_epochs=5"],
     "separation": ["experiment=conv_tasnet_spoken_digits"],
     "vocoder": ["experiment=wavernn_spoken_digits"],
     "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"],
