@@ -5,7 +5,6 @@ So neither the number of workers, nor prefetching, nor the process that makes a 
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import signal
 import traceback
@@ -13,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
 
@@ -179,13 +179,14 @@ def evaluation_keys(length: int, batch_size: int) -> Iterator[Key]:
 
 def _remembered(loader: DataLoader[Any]) -> Iterator[Any]:
     """Iterate, and note the workers that this starts."""
+    if not _STARTED:
+        Finalize(None, _end_workers, exitpriority=10)  # by atexit, and at the end of a process that multiprocessing has forked, which knows no atexit
     before = set(multiprocessing.active_children())
     batches = iter(loader)
     _STARTED.update(worker for worker in multiprocessing.active_children() if worker not in before)
     return batches
 
 
-@atexit.register
 def _end_workers() -> None:
     """Nobody waits for a batch any more. Without this Python would end the workers by SIGTERM, which they take for a notice, and wait for them."""
     if _STARTED:
