@@ -113,7 +113,8 @@ class Recipe(abc.ABC):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         """One prediction for each sample of a batch of what `read` gave, collated and transformed; the model is in eval mode, without gradients."""
-        raise NotImplementedError(f"{type(self).__name__} reads files, but does not say what it predicts")
+        words = f"{type(self).__name__} reads files, but does not say what it predicts"
+        raise ConfigError(Problem("recipe", words, expected="a recipe with `read` and `predict`"))
 
 
 class BatchTransform(nn.Module, abc.ABC):

@@ -11,6 +11,10 @@ import soundfile
 import torch
 from PIL import Image
 
+from samewise.recipes.classification import Classification
+from samewise.runner.errors import ConfigError
+from samewise.runner.interfaces import Recipe
+
 SMALL = ["debug=tiny", "tracking=none", "max_steps=2", "reproducibility.threads=1", "evaluate.every_epochs=null", "dataset.samples=16"]
 EXPERIMENTS = {
     "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
@@ -206,3 +210,8 @@ def test_what_cannot_be_is_said(samewise, runs, tmp_path):
     done = samewise("predict", runs["separation"], sound, "sede=1")
     assert done.returncode == 2
     assert "did you mean 'seed'" in done.stderr
+
+
+def test_a_recipe_that_reads_files_and_does_not_say_what_it_predicts_is_named() -> None:
+    with pytest.raises(ConfigError, match="Classification reads files, but does not say what it predicts"):
+        Recipe.predict(Classification(), torch.nn.Identity(), {})
