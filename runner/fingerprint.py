@@ -156,12 +156,14 @@ def _content(weights: Any) -> Any:
     """A file, or the folder of a checkpoint, by what is in it; anything else (the name of published weights, None) as it is."""
     if not isinstance(weights, str):
         return weights
-    manifest = Path(weights).expanduser() / "manifest.json"
+    path = Path(weights).expanduser()  # as whoever loads it finds it
+    manifest = path / "manifest.json"
     if manifest.is_file():
         return f"sha256:{read_json(manifest).get('sha256')}"
-    if not Path(weights).is_file():
+    path = path / "state.pt" if path.is_dir() else path
+    if not path.is_file():
         return weights
-    with open(weights, "rb") as handle:
+    with open(path, "rb") as handle:
         return f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}"
 
 
