@@ -85,7 +85,7 @@ def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor,
     with run.precision.autocast():
         loss = run.recipe.loss(run.network, batch, phase.spec)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
-    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.trace.seen(micro.batch, batch))
+    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.trace.seen(run.step + 1, micro.batch, batch))
 
 
 def _require_finite(run: Run, losses: Mapping[str, float], norm: float | None) -> None:

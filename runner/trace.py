@@ -74,12 +74,12 @@ class Trace:
 
     def phase_ends(self, step: int) -> None:
         """Digest the gradients of a phase of `step` that another follows, which will clear them."""
-        if self._every and step % self._every == 0:
+        if self.records(step):
             self._earlier.append(self._digests([parameter.grad for parameter in self._parameters]))
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
         """Write the step's line. Call it when the optimizer has stepped and the gradients are still there."""
-        if not self._every or step % self._every:
+        if not self.records(step):
             return
         gradients = self._digests([parameter.grad for parameter in self._parameters])
         if self._earlier:
@@ -103,9 +103,13 @@ class Trace:
         self.last = line
         self._file.write(f"{_ENCODE(line)}\n".encode())
 
-    def seen(self, batch: Any, inputs: Any) -> tuple[tuple[int, int], ...]:
-        """The digests of a micro-batch as it was loaded and as the model got it; none where nothing is recorded."""
-        return ((value_digest(batch), value_digest(inputs)),) if self._every else ()
+    def records(self, step: int) -> bool:
+        """Whether the step, counted from 1, has a line."""
+        return bool(self._every) and step % self._every == 0
+
+    def seen(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, int], ...]:
+        """The digests of a micro-batch of `step` as it was loaded and as the model got it; none where the step has no line."""
+        return ((value_digest(batch), value_digest(inputs)),) if self.records(step) else ()
 
     @property
     def chain(self) -> int:

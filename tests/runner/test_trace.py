@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from samewise.runner import trace
-from samewise.runner.digest import tensor_digest, weights_sha256
+from samewise.runner.digest import tensor_digest, value_digest, weights_sha256
 from samewise.runner.trace import Trace
 
 
@@ -103,3 +103,20 @@ def test_the_weights_digest_covers_names_dtypes_shapes_and_bytes():
     assert weights_sha256({**base, "a": base["a"].t().contiguous().t()}) == digest
     for other in ({**base, "c": base["b"]}, {**base, "a": base["a"].view(3, 2)}, {**base, "a": base["a"].double()}, {**base, "b": torch.tensor(2)}):
         assert weights_sha256(other) != digest
+
+
+def test_a_sparse_trace_digests_the_recorded_steps_only_and_says_of_them_what_a_full_one_says(tmp_path, samewise, monkeypatch):
+    given = ("experiment=gan_digits", "debug=tiny", "tracking=none", "max_steps=7", "accumulate=2")
+    lines, calls = {}, {}
+    for every in (0, 1, 3):
+        digested = []
+        monkeypatch.setattr(trace, "value_digest", lambda value, digested=digested: digested.append(value) or value_digest(value))
+        done = samewise("train", *given, f"trace.every_steps={every}", f"run_root={tmp_path / str(every)}")
+        assert done.returncode == 0, done.stderr
+        (file,) = (tmp_path / str(every)).glob("*/*/trace.jsonl") if every else (tmp_path / "none",)
+        lines[every], calls[every] = trace.read(file)[1], len(digested)
+    per_step = 2 * 2 * 2  # phases, micro-batches, as loaded and as the model got it
+    assert calls == {0: 0, 1: 7 * per_step, 3: 2 * per_step}
+    assert list(lines[3]) == [3, 6]
+    for step, line in lines[3].items():
+        assert {**line, "chain": ""} == {**lines[1][step], "chain": ""}
