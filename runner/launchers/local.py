@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -32,7 +33,7 @@ class Local(Launcher):
     """Starts processes. They end, saved, with the one that runs the sweep, however that ends.
 
     Args:
-        jobs: How many at a time; null: as many as have cores, and GPUs where there are some, of their own.
+        jobs: How many at a time; null: as many as have cores, and GPUs where there are some, of their own. Each takes the GPUs with the fewest running jobs.
         pin: Keep each job to its own cores.
         preload: Start jobs as copies of a process that has imported torch already, and their senders of one that has imported mlflow; false: all from scratch.
     """
@@ -60,7 +61,7 @@ class Local(Launcher):
             return int(len(running) < self.most)
         needs = max(running, key=lambda job: job.threads)
         cores = len(self._cores) - sum(job.threads for job in running)
-        free = self._free_gpus()
+        free = set(self._gpus) - set(self._busy_gpus())
         enough_gpus = not (self._gpus and needs.wants_gpu) or len(free) >= needs.processes
         return int(cores >= needs.threads and enough_gpus)
 
@@ -124,13 +125,13 @@ class Local(Launcher):
         taken = {core for share in self._shares.values() for core in share.cores}
         free = [core for core in self._cores if core not in taken]
         cores = tuple(free[: job.threads]) if len(free) >= job.threads else ()
-        gpus = tuple(self._free_gpus()[: job.processes]) if job.wants_gpu else ()
+        gpus = tuple(sorted(self._gpus, key=self._busy_gpus().__getitem__)[: job.processes]) if job.wants_gpu else ()
         self._shares[job.number] = _Share(cores, gpus)
         return self._shares[job.number]
 
-    def _free_gpus(self) -> list[str]:
-        taken = {gpu for share in self._shares.values() for gpu in share.gpus}
-        return [gpu for gpu in self._gpus if gpu not in taken] or ([] if self.most is None else self._gpus)
+    def _busy_gpus(self) -> Counter[str]:
+        """How many running jobs each device carries."""
+        return Counter(gpu for share in self._shares.values() for gpu in share.gpus)
 
 
 def visible_gpus() -> list[str]:
