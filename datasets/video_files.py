@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, first_line
 
 EXTENSIONS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
 """The file names that are videos."""
@@ -43,7 +43,7 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
     except OSError as error:
         raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
     except (RuntimeError, ValueError, IndexError) as error:
-        reason = f"is no video, or a damaged one: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        reason = f"is no video, or a damaged one: {first_line(error)}"
         raise DataError(Problem(name, reason, expected="a video file that FFmpeg decodes", hint="remove the file, or fetch it again")) from None
 
 

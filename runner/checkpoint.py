@@ -6,6 +6,7 @@
     checkpoints/latest, checkpoints/best       links to folders, replaced atomically
 
 A folder is written under another name, synced and renamed, so one that has its name is whole; what the disk did to it afterwards the hash tells.
+A damaged one is renamed, and none is removed because it could not be read.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import copy
 import errno
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ from torch import Tensor
 
 from samewise.runner import shards
 from samewise.runner.digest import state_digest
-from samewise.runner.errors import CheckpointError, Problem, SamewiseError, TrainingError
-from samewise.runner.folder import fsync_folder, read_json, write_json
+from samewise.runner.errors import CheckpointError, DamagedCheckpoint, Problem, SamewiseError, TrainingError, first_line
+from samewise.runner.folder import fsync_folder, read_json, set_aside, write_json
 
 FORMAT = 1
 
@@ -39,7 +41,8 @@ class Kept:
 
     path: Path
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] | None
+    """None where they cannot be read."""
 
     @property
     def state_file(self) -> Path:
@@ -137,14 +140,16 @@ class Checkpoints:
             if "shards" in state:
                 os.replace(self._shards(step), temporary / shards.FOLDER)
             write_json(temporary / "manifest.json", {"format": FORMAT, "step": step, "sha256": sha256, "weights": weights, "metrics": dict(metrics)})
-            shutil.rmtree(final, ignore_errors=True)
+            before = set_aside(final, "replaced") if os.path.lexists(final) else None
             os.replace(temporary, final)
             fsync_folder(self._folder)
+            if before:
+                shutil.rmtree(before, ignore_errors=True)
             self._link("latest", final)
             self._prune()
         except (OSError, RuntimeError, SamewiseError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
             if isinstance(error, RuntimeError) and _disk_is_full(self._folder):  # torch.save says only that its stream failed
                 reason = os.strerror(errno.ENOSPC)
             raise TrainingError(
@@ -164,20 +169,23 @@ class Checkpoints:
             self._link("best", best[0].path)
         wanted = {*(one.step for one in kept[-self._keep_last :]), *(one.step for one in best[: self._keep_best])}
         for one in kept:
-            if one.step not in wanted and not (self._keep_every and one.step % self._keep_every == 0):
+            known = one.metrics is not None  # else it may be the best
+            if known and one.step not in wanted and not (self._keep_every and one.step % self._keep_every == 0):
                 shutil.rmtree(one.path, ignore_errors=True)
 
     def _best_first(self, kept: list[Kept]) -> list[Kept]:
-        scored = [one for one in kept if self._monitor in one.metrics]
-        return sorted(scored, key=lambda one: (self._sign * one.metrics[self._monitor], one.step))
+        scored = [(self._sign * one.metrics[self._monitor], one.step, one) for one in kept if one.metrics and self._monitor in one.metrics]
+        return [one for _, _, one in sorted(scored, key=lambda entry: entry[:2])]
 
-    def discard_after(self, step: int) -> None:
-        """Remove what lies beyond `step`: damaged ones, when an older one is resumed from; and leftovers of interrupted writes."""
-        for one in found(self._folder):
-            if one.step > step:
-                shutil.rmtree(one.path)
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Rename what lies beyond `step`: damaged ones, when an older one is resumed from. Leftovers of interrupted writes are removed.
+
+        Returns:
+            Where they are now.
+        """
         for leftover in self._folder.glob(".step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
+        return [set_aside(one.path, "damaged") for one in found(self._folder) if one.step > step]
 
 
 def _disk_is_full(folder: Path) -> bool:
@@ -191,9 +199,9 @@ def _disk_is_full(folder: Path) -> bool:
 
 
 def found(folder: Path) -> list[Kept]:
-    """The checkpoints in a folder, by step. Whether they are sound only `load` tells."""
-    manifests = ((path, read_manifest(path)) for path in sorted(folder.glob("step-*")))
-    return [Kept(path, int(path.name.removeprefix("step-")), manifest.get("metrics", {})) for path, manifest in manifests]
+    """The checkpoints in a folder, by step. Whether they are sound only `load` tells. What has another name than a checkpoint is none."""
+    steps = ((int(match[1]), path) for path in folder.glob("step-*") if (match := re.fullmatch(r"step-(\d{8,})", path.name)))
+    return [Kept(path, step, _metrics(path)) for step, path in sorted(steps)]
 
 
 def named(folder: Path, which: str) -> Kept:
@@ -217,27 +225,53 @@ def named(folder: Path, which: str) -> Kept:
     return match[0]
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint's folder; empty where it is missing or unreadable (`load` says so by name)."""
+def _metrics(path: Path) -> Mapping[str, float] | None:
     try:
-        return read_json(path / "manifest.json") or {}
-    except (ValueError, OSError):
-        return {}
+        return _manifest(path).get("metrics", {})
+    except (CheckpointError, OSError):
+        return None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = read_json(path / "manifest.json")
+    except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json"))
+    _require_format(path, manifest)
+    return manifest
+
+
+def _require_format(path: Path, written: Mapping[str, Any]) -> None:
+    if written.get("format") != FORMAT:
+        hint = "load it with the samewise that wrote it, or a newer one"
+        raise CheckpointError(Problem(str(path), "the checkpoint has another format", written.get("format"), str(FORMAT), hint))
 
 
 def read(path: Path) -> dict[str, Any]:
     """The state in a checkpoint's folder, on the CPU, less the tensors that were written in shards: those `filled` adds.
 
     Raises:
-        CheckpointError: it is missing, cut short or altered.
+        DamagedCheckpoint: it is incomplete, cut short or altered.
+        CheckpointError: it cannot be read now: the disk fails, there is too little memory, its format is another.
     """
-    manifest = read_manifest(path)
-    if not manifest or not (path / "state.pt").exists():
-        raise CheckpointError(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json"))
+    try:
+        return _read(path)
+    except SamewiseError:
+        raise
+    except FileNotFoundError:
+        raise DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json")) from None
+    except Exception as error:
+        hint = "its bytes may be whole: see to storage and memory, and to the version of torch, and try again"
+        raise CheckpointError(Problem(str(path), f"the checkpoint cannot be read: {first_line(error)}", hint=hint)) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    written = str(_manifest(path).get("sha256"))
     sha256 = shards.sha256(path / "state.pt")
-    if sha256 != manifest.get("sha256"):
-        written = str(manifest.get("sha256"))
-        raise CheckpointError(
+    if sha256 != written:
+        raise DamagedCheckpoint(
             Problem(
                 str(path),
                 "the checkpoint was cut short or altered since it was written",
@@ -246,16 +280,12 @@ def read(path: Path) -> dict[str, Any]:
                 "`samewise train` goes on from the newest sound one; `eval` and `predict` take another by --checkpoint last, or a step",
             )
         )
-    try:
-        state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(Problem(str(path), f"the checkpoint cannot be read: {str(error).splitlines()[0]}")) from error
-    if state.get("format") != FORMAT:
-        raise CheckpointError(Problem(str(path), "the checkpoint has another format", state.get("format"), str(FORMAT)))
-    for name, written in state.get("shards", {}).items():
+    state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+    _require_format(path, state)
+    for name, digest in state.get("shards", {}).items():
         shard = path / shards.FOLDER / name
-        if not shard.exists() or shards.sha256(shard) != written:
-            raise CheckpointError(Problem(str(shard), "is missing, or was altered since it was written", expected=f"sha256 {written[:16]}..."))
+        if not shard.exists() or shards.sha256(shard) != digest:
+            raise DamagedCheckpoint(Problem(str(shard), "is missing, or was altered since it was written", expected=f"sha256 {digest[:16]}..."))
     return state
 
 
@@ -263,7 +293,8 @@ def load(path: Path) -> dict[str, Any]:
     """The state in a checkpoint's folder, on the CPU.
 
     Raises:
-        CheckpointError: it is missing, cut short or altered.
+        DamagedCheckpoint: it is incomplete, cut short or altered.
+        CheckpointError: it cannot be read now.
     """
     return filled(read(path), path)
 
@@ -279,18 +310,36 @@ def filled(state: dict[str, Any], path: Path, empty: Callable[[list[int], torch.
     try:
         return shards.filled(state, path / shards.FOLDER, empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
     except Exception as error:
-        raise CheckpointError(Problem(str(path / shards.FOLDER), f"the shards cannot be read: {str(error).splitlines()[0]}")) from error
+        raise CheckpointError(Problem(str(path / shards.FOLDER), f"the shards cannot be read: {first_line(error)}")) from error
 
 
 def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load) -> tuple[Kept | None, dict[str, Any], list[Problem]]:
-    """(checkpoint, its state, what was wrong with newer ones); (None, {}, problems) where there is none to go on from."""
-    problems: list[Problem] = []
+    """(checkpoint, its state, what was wrong with newer ones); (None, {}, []) where there is none at all.
+
+    Only damage is a reason to take an older one: what cannot be read now may be read later.
+
+    Raises:
+        CheckpointError: none is sound, or one that is newer than the newest sound one cannot be read and is not damaged.
+    """
+    problems, refused, older = list[Problem](), False, ""
     for one in reversed(found(folder)):
         try:
-            return one, reader(one.path), problems
+            state = reader(one.path)
+        except DamagedCheckpoint as error:
+            problems += (replace(problem, hint="") for problem in error.problems)
+            continue
         except CheckpointError as error:
             problems += error.problems
-    return None, {}, problems
+            refused = True
+            continue
+        if not refused:
+            return one, state, problems
+        older = f"; {one.path.name} can be read: to go on from there, move newer ones elsewhere"
+        break
+    if problems:
+        hint = f"see to storage, memory and the version of samewise, then give the same command again{older}; or begin anew with another name="
+        raise CheckpointError(*problems, Problem(str(folder), "no checkpoint to go on from; nothing has been deleted", hint=hint))
+    return None, {}, []
 
 
 def copied(value: Any) -> Any:

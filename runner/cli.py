@@ -136,13 +136,20 @@ def _is_sweep(overrides: Sequence[str]) -> bool:
 
 
 def _finished(composed: Composed) -> dict[str, Any] | None:
-    """The summary of a run that is done. One that cannot be read is none: what is wrong with the folder, `check` says."""
+    """The summary of a run that is done. A damaged one is none, and one below a run_root that is no folder, of which `check` tells.
+
+    Raises:
+        ConfigError: it is there and cannot be read.
+    """
     from samewise.runner.saved import answers
 
     try:
         summary = read_json(composed.folder.summary)
-    except (OSError, ValueError):
+    except (NotADirectoryError, ValueError):
         return None
+    except OSError as error:
+        hint = "nothing is trained as long as the run may be done; see to the storage, then give the same command again"
+        raise ConfigError(Problem(str(composed.folder.summary), f"cannot be read: {error.strerror}", hint=hint)) from None
     if not isinstance(summary, dict) or summary.get("status") != "finished" or not answers(composed.folder, composed.cfg):
         return None
     return summary

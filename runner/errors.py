@@ -63,6 +63,10 @@ class CheckpointError(SamewiseError):
     exit_code = 2
 
 
+class DamagedCheckpoint(CheckpointError):
+    """Its bytes can be read and are not those that were written. What cannot be read now is not damaged: it may be read later."""
+
+
 class TrainingError(SamewiseError):
     """Training itself failed: a non-finite loss, a full disk."""
 
@@ -98,6 +102,13 @@ def nearest(name: str, choices: Iterable[str]) -> str:
         return ""
     shown = ", ".join(known[:12])
     return f"one of: {shown}" + (f", and {len(known) - 12} more" if len(known) > 12 else "")
+
+
+def first_line(error: BaseException, *, after: str = "") -> str:
+    """The first line of what an error says, or of what follows `after` in it; the name of its type where it says nothing."""
+    text = str(error).rpartition(after)[2] if after else str(error)
+    lines = text.strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _shown(value: object) -> str:

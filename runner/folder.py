@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -132,6 +133,14 @@ def fsync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a file or folder that may hold work and is in the way to WHY-NAME, or WHY-NAME-2 and so on; where it is now."""
+    names = (f"{why}-{path.name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
+    target = next(place for place in map(path.with_name, names) if not os.path.lexists(place))
+    path.rename(target)
+    return target
 
 
 def write_json(path: Path, value: Any) -> None:

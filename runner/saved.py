@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner import compose
 from samewise.runner.compose import Composed
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.fingerprint import differences, plain
 from samewise.runner.folder import RunFolder, read_json
 
@@ -66,7 +66,7 @@ def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
                 continue
             cfg = OmegaConf.merge(cfg, given)
         except OmegaConfBaseException as error:
-            problems.append(Problem(key, str(error).splitlines()[0], override))
+            problems.append(Problem(key, first_line(error), override))
     if problems:
         raise ConfigError(*problems)
     return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides))

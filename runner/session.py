@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner import checkpoint, compose, environment, streams
 from samewise.runner.check.trial import misfit
 from samewise.runner.determinism import refused_operator
-from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError
+from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, first_line
 from samewise.runner.evaluation import measured, rehearse
 from samewise.runner.folder import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
@@ -91,7 +91,8 @@ def _restore(run: Run) -> None:
     if run.strategy.is_main:
         for problem in problems:
             print(f"warning: {problem}\n    the one before it is used", file=sys.stderr)
-        run.checkpoints.discard_after(run.step)
+        for path in run.checkpoints.set_aside_after(run.step):
+            print(f"warning: {path}: the damaged checkpoint is kept here", file=sys.stderr)
         run.trace.open(run.step, state.get("trace", 0))
         run.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
 
@@ -102,7 +103,7 @@ def _taken_over(run: Run, path: Path) -> dict[str, Any]:
     try:
         run.load_state(checkpoint.filled(state, path, run.strategy.empty))
     except (RuntimeError, ValueError, KeyError) as error:
-        message = f"does not fit this experiment: {str(error).splitlines()[0]}"
+        message = f"does not fit this experiment: {first_line(error)}"
         hint = "initialise.weights=FOLDER takes the weights alone, as far as they fit"
         raise ConfigError(Problem("resume_from", message, str(path), "the same model, optimizer and phases", hint)) from error
     return state

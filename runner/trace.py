@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import pack
 from typing import Any, BinaryIO
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO
 from torch import Tensor, nn
 
 from samewise.runner.digest import combined, digests, value_digest
+from samewise.runner.folder import set_aside
 
 # In the order in which a step computes them: the first that differs says where the step parted.
 STAGES = {
@@ -122,20 +124,44 @@ class Trace:
 
 
 def _cut(path: Path, *, after: int) -> bool:
-    """Cut off the lines beyond the step, and one that is torn. False where the file holds nothing worth keeping."""
-    if not after or not path.exists():
+    """Cut off what follows the last line of a step up to `after`. False where the file holds nothing to go on from.
+
+    A line before that which cannot be read stays as it is; a file without one that can is set aside.
+    """
+    try:
+        file = open(path, "r+b") if after else None  # noqa: SIM115 (closed below; the `try` is for its absence alone)
+    except FileNotFoundError:
+        file = None
+    if file is None:
         return False
-    with open(path, "r+b") as file:
-        end = 0
-        for line in file:
-            try:
-                if json.loads(line).get("step", 0) > after:
-                    break
-            except json.JSONDecodeError:
+    with file:
+        end = at = 0
+        spoilt, suspect = list[int](), list[int]()
+        for number, text in enumerate(file, start=1):
+            at += len(text)
+            line = _parsed(text)
+            if line is None:
+                suspect.append(number)
+                continue
+            if line.get("step", 0) > after:
                 break
-            end += len(line)
-        file.truncate(end)
+            end, spoilt, suspect = at, spoilt + suspect, []
+        if end:
+            file.truncate(end)
+    for number in spoilt:
+        print(f"warning: {path}: line {number} cannot be read; it stays as it is", file=sys.stderr)
+    if at and not end:
+        set_aside(path, "damaged")
     return end > 0
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """A line; None where it is torn or spoilt."""
+    try:
+        line = json.loads(text) if text.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def _short(numbers: Sequence[int]) -> str:
@@ -143,18 +169,13 @@ def _short(numbers: Sequence[int]) -> str:
     return pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers)).hex()
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path) as file:
-        for text in file:
-            try:
-                yield json.loads(text)
-            except json.JSONDecodeError:
-                return  # the line that was being written when the process was killed
-
-
 def read(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """A trace's head and its lines by step. An absent file is an empty trace."""
-    lines = list(_lines(path)) if path.exists() else []
+    """A trace's head and its lines by step, less those that cannot be read. An absent file is an empty trace."""
+    try:
+        with open(path, "rb") as file:
+            lines = [line for text in file if (line := _parsed(text)) is not None]
+    except FileNotFoundError:
+        lines = []
     head = lines[0] if lines and "step" not in lines[0] else {}
     return head, {line["step"]: line for line in lines if "step" in line}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from samewise.runner import streams
 from samewise.runner.compose import Composed
 from samewise.runner.determinism import refused_operator
-from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
 from samewise.runner.folder import RunFolder
 from samewise.runner.instantiate import instantiate
 from samewise.runner.project import Project
@@ -123,7 +123,7 @@ def misfit(error: Exception) -> Problem:
         return Problem("dataset.num_classes", f"the data has the label {label[1]}, for which the model has no class", expected=f"at least {int(label[1]) + 1}")
     return Problem(
         "recipe, model, dataset, transforms",
-        f"the first step fails: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        f"the first step fails: {type(error).__name__}: {first_line(error)}",
         expected="a model that takes the transformed batch, and outputs that the recipe takes",
         hint="--debug shows where",
     )

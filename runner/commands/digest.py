@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.errors import CheckpointError, ConfigError, Problem
+from samewise.runner.errors import CheckpointError, ConfigError, Problem, first_line
 
 EXAMPLES = """examples:
   samewise digest runs/resnet18_digits/3f2a9c81d0b4        a run's newest checkpoint
@@ -42,9 +42,9 @@ def _digest(name: str, run_root: Path) -> str:
         return weights_sha256(_state_in(path))
     if (path / "manifest.json").is_file():
         return weights_sha256(checkpoint.load(path)["model"])
-    kept, state, problems = checkpoint.newest_sound(saved.find(name, run_root=run_root).checkpoints)
+    kept, state, _ = checkpoint.newest_sound(saved.find(name, run_root=run_root).checkpoints)
     if kept is None:
-        raise CheckpointError(*problems) if problems else CheckpointError(Problem(name, "the run has no checkpoint yet"))
+        raise CheckpointError(Problem(name, "the run has no checkpoint yet"))
     return weights_sha256(state["model"])
 
 
@@ -55,7 +55,7 @@ def _state_in(path: Path) -> dict[str, Any]:
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(Problem(str(path), f"is not a file of tensors: {str(error).splitlines()[0]}", expected="a file written by torch.save")) from error
+        raise ConfigError(Problem(str(path), f"is not a file of tensors: {first_line(error)}", expected="a file written by torch.save")) from error
     for name in ("model", "state_dict"):
         if isinstance(value, dict) and isinstance(value.get(name), dict):
             value = value[name]

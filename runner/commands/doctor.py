@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
+from samewise.runner.errors import first_line
+
 EXAMPLES = """examples:
   samewise doctor
   samewise doctor --run-root /data/runs --json
@@ -69,7 +71,7 @@ def _packages() -> Iterator[Finding]:
         importlib.import_module("torchvision")  # loads its operators
         torch.ops.torchvision.nms  # noqa: B018 (raises where the two were built for different releases)
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
-        yield Finding("torchvision's operators", "bad", str(error).splitlines()[0], "install the torchvision release made for this torch")
+        yield Finding("torchvision's operators", "bad", first_line(error), "install the torchvision release made for this torch")
 
 
 def _device() -> Iterator[Finding]:

@@ -51,8 +51,10 @@ def snapshot(sweep: SweepFolder) -> Path:
         (making / "pyproject.toml").write_text(settings, encoding="utf-8")
         try:
             making.rename(target)
-        except OSError:  # another process was quicker
+        except OSError:
             shutil.rmtree(making)
+            if not target.is_dir():  # else another process was quicker
+                raise
     return target
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.runner import checkpoint, shards
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 
 PATH: Final = "initialise.weights"
 WRAPPERS: Final = ("model", "state_dict", "model_state_dict", "model_ema", "net", "network")
@@ -118,11 +118,11 @@ def _read(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0] if str(error) else "not a pickle"
+        reason = first_line(error, after="WeightsUnpickler error:")
         hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
         raise ConfigError(Problem(PATH, f"holds more than tensors and plain values, or is damaged: {reason}", str(path), "a state_dict", hint)) from None
     except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise ConfigError(Problem(PATH, f"cannot be read: {reason}", str(path), "a state_dict written by torch.save, or a .safetensors file")) from None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from samewise.runner.errors import ConfigError, PeerFailed, Problem
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, first_line
 
 FAILED = "failed"
 """The key of that word."""
@@ -90,7 +90,7 @@ def _file_store(path: Path, timeout_s: float) -> Any:
         store.set_timeout(timedelta(seconds=timeout_s))
         came = store.add(f"came/{rank}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1)
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise ConfigError(Problem("strategy.init_method", f"the file cannot be used: {reason}", str(path), "a path that every rank can write to")) from None
     if came > 1:
         raise ConfigError(Problem("strategy.init_method", "the file was left by another job", str(path), "a new file for each job", f"rm {path}"))

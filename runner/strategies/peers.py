@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, first_line
 from samewise.runner.launch import is_rank
 from samewise.runner.strategies.meeting import announce, awaited, failed, meeting_point
 
@@ -298,5 +298,5 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
                 f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
             )
         except (RuntimeError, ValueError) as error:
-            raise ConfigError(Problem("strategy.backend", str(error).splitlines()[0], backend, "gloo, or nccl with CUDA")) from error
+            raise ConfigError(Problem("strategy.backend", first_line(error), backend, "gloo, or nccl with CUDA")) from error
     return Processes(store, rank=rank, size=size, local_rank=int(os.environ.get("LOCAL_RANK", rank)), timeout_s=timeout_s)

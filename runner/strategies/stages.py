@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.fx.passes.split_module import split_module
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.strategies.packing import packed, unpacked
 from samewise.runner.strategies.peers import Processes
 
@@ -40,7 +40,7 @@ def cut(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
         graph = fx.symbolic_trace(model)
     except Exception as error:
         hint = "choose a model that torch.fx.symbolic_trace takes, or strategy=elastic"
-        raise ConfigError(Problem("model", f"cannot be cut into stages: {str(error).splitlines()[0]}", type(model).__name__, hint=hint)) from error
+        raise ConfigError(Problem("model", f"cannot be cut into stages: {first_line(error)}", type(model).__name__, hint=hint)) from error
     number, numbers = 0, dict[fx.Node, int]()
     for node in graph.graph.nodes:
         if number < len(split) and node.op == "call_module" and f"{node.target}.".startswith(f"{split[number]}."):

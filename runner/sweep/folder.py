@@ -119,17 +119,26 @@ class SweepFolder:
                 self.path.parent.parent.rmdir()
 
     def points(self) -> list[Point]:
-        """All points so far; a line that was cut off by a crash is none."""
+        """All points so far; a line that was cut off by a crash is none.
+
+        Raises:
+            ConfigError: a line is lost: its point's number would be given to another.
+        """
         found = list[Point]()
+        file = self.path / "points.jsonl"
         try:
-            lines = (self.path / "points.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = file.read_bytes().splitlines()
         except FileNotFoundError:
             return []
         for line in lines:
             try:
                 found.append(Point(**json.loads(line)))
-            except json.JSONDecodeError:
+            except (ValueError, TypeError):
                 continue
+        lost = next((number for number, point in enumerate(found) if point.number != number), None)
+        if lost is not None:
+            hint = "restore the file from a copy, or begin another sweep: runs that are done are not trained again"
+            raise ConfigError(Problem(str(file), f"the line of point {lost} is damaged or missing", hint=hint))
         return found
 
     def add_points(self, points: Sequence[Point]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
 from samewise.runner.errors import TrainingError
-from samewise.runner.folder import RunFolder, read_json, write_json
+from samewise.runner.folder import RunFolder, read_json, set_aside, write_json
 
 _LOG = logging.getLogger("samewise.tracking")
 
@@ -59,11 +58,12 @@ class Progress:
 
 
 def load(folder: RunFolder) -> Progress:
-    """The progress that was saved, or none at all. A damaged file counts as none: what is sent twice is stored once."""
+    """The progress that was saved, or none at all. A damaged file counts as none, and is set aside: it may have the MLflow run's id."""
     try:
         value = read_json(folder.tracking)
-    except json.JSONDecodeError:
+    except ValueError:
         value = None
+        _LOG.warning("%s is damaged: everything is sent to a new MLflow run; it is kept as %s", folder.tracking, set_aside(folder.tracking, "damaged").name)
     return _made(cast(dict[str, Any], value)) if isinstance(value, dict) else Progress()
 
 

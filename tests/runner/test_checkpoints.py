@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import resource
+import shutil
+
 import pytest
 import torch
 
 from samewise.runner import checkpoint
 from samewise.runner.checkpoint import Checkpoints
-from samewise.runner.errors import CheckpointError, TrainingError
+from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
 
 
 def keeper(folder, **settings):
@@ -86,8 +92,136 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(tmp_path, damage):
     assert one.step == 1
     assert found["step"] == 1
     assert "step-00000002" in str(problems[0])
-    with pytest.raises(CheckpointError):
+    with pytest.raises(DamagedCheckpoint):
         checkpoint.load(tmp_path / "step-00000002")
+
+
+def everything(folder):
+    """Each file, link and folder below a folder, with the bytes of what can be read."""
+    return {path: path.read_bytes() if path.is_file() and not path.is_symlink() else None for path in sorted(folder.rglob("*"))}
+
+
+@contextlib.contextmanager
+def little_memory(megabytes):
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (megabytes << 20), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
+@pytest.mark.parametrize(("trouble", "said"), [("/proc/self/mem", "Input/output error"), ("..", "Is a directory")])
+def test_a_newest_one_that_cannot_be_read_is_refused_and_no_older_one_is_taken_for_it(tmp_path, file, trouble, said):
+    write(tmp_path, [1, 2])
+    place = tmp_path / "step-00000002" / file
+    place.unlink()
+    place.symlink_to(trouble)
+    before = everything(tmp_path)
+    with pytest.raises(CheckpointError, match=said) as raised:
+        checkpoint.newest_sound(tmp_path)
+    assert not isinstance(raised.value, DamagedCheckpoint)
+    assert raised.value.exit_code == 2
+    assert "step-00000002" in str(raised.value)
+    assert "step-00000001 can be read" in str(raised.value)
+    assert everything(tmp_path) == before
+
+
+def test_too_little_memory_is_a_refusal_and_with_more_it_is_read(tmp_path):
+    keeper(tmp_path, background=False).save(1, {"model": {"weight": torch.ones(1000)}}, {})
+    keeper(tmp_path, background=False).save(2, {"model": {"weight": torch.ones(16 << 20)}}, {})
+    with little_memory(32), pytest.raises(CheckpointError, match=r"step-00000002: .*memory"):
+        checkpoint.newest_sound(tmp_path)
+    assert checkpoint.newest_sound(tmp_path)[0].step == 2
+
+
+def test_a_newer_format_is_refused_as_that(tmp_path):
+    write(tmp_path, [1, 2])
+    (tmp_path / "step-00000002" / "state.pt").unlink()
+    (tmp_path / "step-00000002" / "manifest.json").write_text('{"format": 2, "step": 2, "files": {}}')
+    with pytest.raises(CheckpointError, match="another format") as raised:
+        checkpoint.newest_sound(tmp_path)
+    assert not isinstance(raised.value, DamagedCheckpoint)
+    assert "the samewise that wrote it" in str(raised.value)
+
+
+def test_where_none_is_sound_each_is_named_and_none_deleted(tmp_path):
+    write(tmp_path, [1, 2])
+    for step in (1, 2):
+        (tmp_path / f"step-{step:08d}" / "state.pt").write_bytes(b"cut")
+    before = everything(tmp_path)
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint.newest_sound(tmp_path)
+    assert "step-00000001: the checkpoint was cut short" in str(raised.value)
+    assert "step-00000002: the checkpoint was cut short" in str(raised.value)
+    assert "name=" in str(raised.value)
+    assert everything(tmp_path) == before
+
+
+def test_damaged_ones_are_set_aside_whole_and_none_takes_the_place_of_another(tmp_path):
+    for content in (b"first", b"second"):
+        kept = write(tmp_path, [1, 2])
+        (tmp_path / "step-00000002" / "state.pt").write_bytes(content)
+        kept.set_aside_after(1)
+        assert steps_in(tmp_path) == [1]
+    assert (tmp_path / "damaged-step-00000002" / "state.pt").read_bytes() == b"first"
+    assert (tmp_path / "damaged-step-00000002-2" / "state.pt").read_bytes() == b"second"
+    write(tmp_path, [2, 3, 4, 5])
+    assert (tmp_path / "damaged-step-00000002" / "manifest.json").exists()
+
+
+def test_a_folder_of_a_like_name_is_no_checkpoint_and_stays(tmp_path):
+    write(tmp_path, [1, 2])
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000003.bak")
+    assert checkpoint.newest_sound(tmp_path)[0].step == 2
+    write(tmp_path, [3, 4, 5, 6])
+    assert steps_in(tmp_path) == [5, 6]
+    assert (tmp_path / "step-00000003.bak" / "state.pt").exists()
+
+
+def test_one_whose_metrics_cannot_be_read_now_is_not_pruned(tmp_path):
+    write(tmp_path, [1, 2], [0.1, 0.5], keep_last=1)
+    manifest = tmp_path / "step-00000001" / "manifest.json"
+    manifest.rename(tmp_path / "manifest")
+    manifest.symlink_to("/proc/self/mem")
+    write(tmp_path, [3, 4], [0.6, 0.7], keep_last=1)
+    manifest.unlink()
+    (tmp_path / "manifest").rename(manifest)
+    assert checkpoint.load(tmp_path / "step-00000001")["step"] == 1
+    write(tmp_path, [5], [0.8], keep_last=1)
+    assert (tmp_path / "best").resolve().name == "step-00000001"
+
+
+def test_one_of_the_same_step_goes_only_when_the_new_one_stands(tmp_path, monkeypatch):
+    write(tmp_path, [1], background=False)
+
+    def die_there(source, target):
+        if target.name.startswith("step-"):
+            raise KeyboardInterrupt
+        os.rename(source, target)
+
+    with monkeypatch.context() as moment:
+        moment.setattr(os, "replace", die_there)
+        with pytest.raises(KeyboardInterrupt):
+            keeper(tmp_path, background=False).save(1, {**state(1), "again": True}, {})
+    assert "again" not in checkpoint.load(tmp_path / "replaced-step-00000001")
+    shutil.rmtree(tmp_path / "replaced-step-00000001")
+    write(tmp_path, [1], background=False)
+    keeper(tmp_path, background=False).save(1, {**state(1), "again": True}, {})
+    assert checkpoint.load(tmp_path / "step-00000001")["again"] is True
+    assert not list(tmp_path.glob("replaced-*"))
+
+
+def test_an_error_that_says_nothing_is_told_by_its_type(tmp_path):
+    class Wordless:
+        def __reduce__(self):
+            raise RuntimeError
+
+    with pytest.raises(TrainingError, match="RuntimeError"):
+        keeper(tmp_path, background=False).save(1, {"model": {}, "part": Wordless()}, {})
 
 
 def test_a_pickled_object_is_not_loaded(tmp_path):
@@ -99,7 +233,6 @@ def test_a_pickled_object_is_not_loaded(tmp_path):
     folder = tmp_path / "step-00000001"
     torch.save({"format": 1, "model": Evil()}, folder / "state.pt")
     import hashlib
-    import json
 
     digest = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "sha256": digest}))
@@ -119,5 +252,5 @@ def test_leftovers_of_an_interrupted_write_are_no_checkpoint_and_are_removed(tmp
     kept = write(tmp_path, [1])
     (tmp_path / ".step-00000002.123.tmp").mkdir()
     assert steps_in(tmp_path) == [1]
-    kept.discard_after(1)
+    kept.set_aside_after(1)
     assert not list(tmp_path.glob(".step*"))

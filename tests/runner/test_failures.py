@@ -54,6 +54,34 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(train, tmp_
     assert "cut short or altered" in done.stderr
     assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == expected
     assert (folder / "trace.jsonl").read_bytes() == (the_run(tmp_path / "whole") / "trace.jsonl").read_bytes()
+    assert (folder / "checkpoints/damaged-step-00000018/state.pt").stat().st_size == 1000
+    assert str(folder / "checkpoints/damaged-step-00000018") in done.stderr
+
+
+@pytest.mark.parametrize("trouble", ["/proc/self/mem", "nowhere"])
+def test_checkpoints_that_cannot_be_read_stop_the_command_which_goes_on_once_they_can(train, tmp_path, trouble):
+    """Reading /proc/self/mem gives EIO; a link to nowhere stands for a file that is gone."""
+    settings = ("max_steps=4", "checkpoint.every_steps=2")
+    assert train(tmp_path, *settings).returncode == 0
+    folder = the_run(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").unlink()
+    files = [folder / f"checkpoints/step-{step:08d}/state.pt" for step in (2, 4)]
+    for file in files:
+        file.rename(file.with_name("kept"))
+        file.symlink_to(trouble)
+    trace = (folder / "trace.jsonl").read_bytes()
+    done = train(tmp_path, *settings)
+    assert done.returncode == 2, done.stderr
+    assert "step-00000002" in done.stderr
+    assert "step-00000004" in done.stderr
+    assert "nothing has been deleted" in done.stderr
+    assert (folder / "trace.jsonl").read_bytes() == trace
+    for file in files:
+        file.with_name("kept").rename(file)
+    assert train(tmp_path, *settings).returncode == 0
+    assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == summary["weights_sha256"]
+    assert (folder / "trace.jsonl").read_bytes() == trace
 
 
 def test_two_processes_do_not_write_one_run(train, tmp_path):
@@ -134,3 +162,16 @@ def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(promise, tmp_path):
     _, said = process.communicate(timeout=100)
     assert process.returncode == 3
     assert said.index("Ctrl-C: it finishes its step or evaluation and saves") < said.index("stopped by SIGINT, and saved")
+
+
+def test_a_summary_that_cannot_be_read_is_not_taken_for_a_run_that_is_not_done(train, tmp_path):
+    assert train(tmp_path, "max_steps=2").returncode == 0
+    folder = the_run(tmp_path)
+    trace, summary = (folder / "trace.jsonl").read_bytes(), (folder / "summary.json").rename(folder / "kept")
+    (folder / "summary.json").symlink_to("/proc/self/mem")
+    done = train(tmp_path, "max_steps=2")
+    assert done.returncode == 2
+    assert "summary.json: cannot be read: Input/output error" in done.stderr
+    assert (folder / "trace.jsonl").read_bytes() == trace
+    summary.rename(folder / "summary.json")
+    assert "finished before" in train(tmp_path, "max_steps=2").stdout

@@ -49,6 +49,27 @@ def test_a_resumed_trace_is_the_undisturbed_one(tmp_path):
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+def test_a_line_that_the_disk_has_spoilt_costs_no_other_line(tmp_path, capsys):
+    record(tmp_path / "whole", 6)
+    record(tmp_path / "spoilt", 5)
+    _, known = trace.read(tmp_path / "whole")
+    lines = (tmp_path / "spoilt").read_bytes().splitlines(keepends=True)
+    lines[2] = b"\xff\0" * 20 + b"\n"
+    (tmp_path / "spoilt").write_bytes(b"".join(lines))
+    record(tmp_path / "spoilt", 6, start=4, chain=int(known[4]["chain"], 16))
+    _, found = trace.read(tmp_path / "spoilt")
+    assert found == {step: line for step, line in known.items() if step != 2}
+    assert (tmp_path / "spoilt").read_bytes().splitlines(keepends=True)[:5] == lines[:5]
+    assert "line 3 cannot be read" in capsys.readouterr().err
+
+
+def test_a_trace_of_which_nothing_can_be_read_is_set_aside(tmp_path):
+    (tmp_path / "trace").write_bytes(b"\0" * 100)
+    record(tmp_path / "trace", 6, start=4)
+    assert (tmp_path / "damaged-trace").read_bytes() == b"\0" * 100
+    assert list(trace.read(tmp_path / "trace")[1]) == [5, 6]
+
+
 def parting(tmp_path, change):
     record(tmp_path / "a", 4), record(tmp_path / "b", 4, change=change)
     head, one = trace.read(tmp_path / "a")

@@ -200,6 +200,16 @@ def test_a_crash_between_making_the_mlflow_run_and_noting_it_leaves_no_second_ru
     assert store.points(noted["run_id"]) == (20, expected(10))
 
 
+def test_a_damaged_note_of_what_was_sent_is_kept_beside_the_new_one(written: RunFolder, store: Store) -> None:
+    sending(written, store).synchronise(alive=True)
+    spoilt = written.tracking.read_bytes()[:-10] + b"\xff" * 10
+    written.tracking.write_bytes(spoilt)
+    after = sending(written, store)
+    after.synchronise(alive=False)
+    assert store.points(after.progress.run_id) == (20, expected(10))
+    assert written.tracking.with_name("damaged-tracking.json").read_bytes() == spoilt
+
+
 def test_sending_everything_again_changes_nothing(written: RunFolder, store: Store) -> None:
     first = sending(written, store)
     first.synchronise(alive=False)

@@ -71,6 +71,22 @@ def test_processes_that_cannot_carry_a_point_and_a_device_that_is_not_there_are_
         require_sound(points(tmp_path, *tiny, "device=cuda", "seed=0,1"), BARE)
 
 
+def test_a_sweep_of_which_a_point_is_lost_gives_its_number_to_no_other(tmp_path: Path) -> None:
+    made = [one.point for one in points(tmp_path, "experiment=resnet18_digits", "optimizer.lr=0.1,0.2,0.3")]
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.write_facts({})
+    folder.add_points(made[:2])
+    with open(folder.path / "points.jsonl", "ab") as file:
+        file.write(b'{"number": 2, "sett')
+    assert folder.points() == made[:2]
+    folder.add_points(made[2:])
+    assert folder.points() == made
+    lines = (folder.path / "points.jsonl").read_bytes().splitlines(keepends=True)
+    (folder.path / "points.jsonl").write_bytes(b"".join([lines[0], b"\xff" + lines[1], *lines[2:]]))
+    with pytest.raises(ConfigError, match="the line of point 1 is damaged"):
+        folder.points()
+
+
 def test_the_same_command_is_the_same_sweep() -> None:
     def name(*given: str, **sweeper: object) -> str:
         return identity(read(given, project=BARE), Composer(BARE), sweeper=sweeper)[0]
