@@ -119,6 +119,8 @@ class Run:
     trace: Trace
     checkpoints: Checkpoints
     to_device: Callable[[Batch], Batch]
+    cautions: list[Problem] = field(default_factory=list[Problem])
+    """What a person should know of the settings before it trains; `on_build` may add to it."""
 
     tracker: Tracker = field(init=False)
     """Opened by the session, once it is known where the run resumes."""

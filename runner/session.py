@@ -89,6 +89,8 @@ def _restore(run: Run) -> None:
         state = _taken_over(run, Path(run.config.resume_from).expanduser())
     run.tracker = Silent()
     if run.strategy.is_main:
+        for caution in run.cautions:
+            print(f"warning: {caution}", file=sys.stderr)
         for problem in problems:
             print(f"warning: {problem}\n    the one before it is used", file=sys.stderr)
         for path in run.checkpoints.set_aside_after(run.step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -11,46 +12,82 @@ from torch import Tensor, nn
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Callback
 
+HORIZON = 0.05
+"""The mean age of what the average holds, as a share of the steps: torchvision's published recipe has 0.04."""
+
 
 @final
 class ExponentialMovingAverage(Callback):
     """`averaged = decay * averaged + (1 - decay) * weights`, of parameters and floating-point buffers.
 
-    As pytorch/vision's references/classification (`utils.ExponentialMovingAverage`, train.py): `decay` is given for one sample-independent epoch and
-    rescaled, `1 - decay` becoming `min(1, (1 - decay) * batch * every_steps / epochs)` with the global batch; and while
+    Without a `decay` the average reaches back over a fixed share of the steps so far, however many they are: the n-th update has
+    `decay = (1 - 1 / n) ** (1 / horizon - 1)`, so that after n updates their mean age is `horizon * n`, and the initial weights count for nothing
+    (Karras et al. 2023, arXiv 2312.02696, section 3.1: the power function average).
+
+    With a `decay` it is the same at every update, as given; or, with `rescale`, as in pytorch/vision's references/classification
+    (`utils.ExponentialMovingAverage`, train.py): `1 - decay` becomes `min(1, (1 - decay) * batch * every_steps / epochs)` with the global batch. While
     the learning rate warms up, the average is the weights themselves.
 
     Args:
-        decay: As published, before rescaling.
+        decay: Of every update, in [0, 1]; None: as above.
         every_steps: Steps between two updates.
-        rescale: Rescale `decay` as above; else use it as it is.
+        rescale: Rescale a given `decay` as above.
         warmup_epochs: Epochs at the start in which the average follows the weights.
+        horizon: Without a `decay`, the share of the steps; None: `HORIZON`.
     """
 
-    def __init__(self, *, decay: float = 0.99998, every_steps: int = 32, rescale: bool = True, warmup_epochs: int = 0) -> None:
-        if not 0.0 <= decay <= 1.0:
+    def __init__(
+        self, *, decay: float | None = None, every_steps: int = 1, rescale: bool = False, warmup_epochs: int = 0, horizon: float | None = None
+    ) -> None:
+        if decay is not None and not 0.0 <= decay <= 1.0:
             raise ConfigError(Problem("callbacks.ema.decay", "must lie between 0 and 1", decay))
         if every_steps < 1:
             raise ConfigError(Problem("callbacks.ema.every_steps", "must be at least 1", every_steps))
+        if rescale and decay is None:
+            raise ConfigError(Problem("callbacks.ema.rescale", "rescales a decay, and there is none", rescale, "false, or a decay"))
+        if horizon is not None and not 0.0 < horizon < 1.0:
+            raise ConfigError(Problem("callbacks.ema.horizon", "is no share of the steps", horizon, "a number between 0 and 1, such as 0.05"))
+        if horizon is not None and decay is not None:
+            raise ConfigError(Problem("callbacks.ema.horizon", "holds where there is no decay, and there is one", horizon, "one of the two"))
         self._decay = decay
         self._every = every_steps
         self._rescale = rescale
         self._warmup_epochs = warmup_epochs
-        self._alpha = 1.0 - decay
+        self._power = 1.0 / (HORIZON if horizon is None else horizon) - 1.0
+        self._alpha = 0.0 if decay is None else 1.0 - decay
         self._averaged: nn.Module = nn.Identity()
 
     def on_build(self, run: Any) -> None:
         self._averaged = run.strategy.copied(run.model).requires_grad_(False).eval()
         if self._rescale:
-            self._alpha = min(1.0, (1.0 - self._decay) * run.batch_size * self._every / run.config.max_epochs)
+            self._alpha = min(1.0, self._alpha * run.batch_size * self._every / run.config.max_epochs)
+        run.cautions.extend(self._cautions(run.total_steps))
 
     @torch.no_grad()
     def on_step(self, run: Any, outcome: Any) -> None:
         if outcome.step % self._every:
             return
-        alpha = 1.0 if outcome.step <= self._warmup_epochs * run.steps_per_epoch else self._alpha
+        alpha = self._weight(outcome.step, self._warmup_epochs * run.steps_per_epoch)
         for mine, theirs in zip(self._averaged.state_dict(keep_vars=True).values(), run.model.state_dict(keep_vars=True).values(), strict=True):
             _update(mine.data, theirs.data, alpha)
+
+    def _weight(self, step: int, warmup: int) -> float:
+        """What the weights of `step`, at which there is an update, count for in the average."""
+        if step <= warmup:
+            return 1.0
+        if self._decay is not None:
+            return self._alpha
+        return 1.0 - (1.0 - 1.0 / (step // self._every - warmup // self._every)) ** self._power
+
+    def _cautions(self, steps: int) -> list[Problem]:
+        """What there is to say of an average that hardly leaves the initial weights in so many steps."""
+        if self._every > steps:
+            return [Problem("callbacks.ema.every_steps", f"the run has {steps} steps: the average stays the initial weights", self._every)]
+        horizon = self._every / self._alpha if self._alpha else math.inf
+        if self._decay is None or horizon <= steps:
+            return []
+        words = f"the average reaches back over {horizon:,.0f} steps, and the run has {steps:,}: it stays near the initial weights"
+        return [Problem("callbacks.ema.decay", words, self._decay, hint="callbacks.ema.decay=null callbacks.ema.rescale=false follows the number of steps")]
 
     def models(self) -> Mapping[str, nn.Module]:
         return {"ema": self._averaged}

@@ -27,7 +27,7 @@ def trial(composed: Composed, project: Project) -> list[str]:
     Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it takes its own part of the step.
 
     Returns:
-        What there is to say of those processes, in sentences.
+        What there is to say of those processes, in sentences, and warnings.
 
     Raises:
         ConfigError: something cannot be built or does not fit together.
@@ -38,20 +38,21 @@ def trial(composed: Composed, project: Project) -> list[str]:
         strategy, wanted = _asked(composed, project)
         run = _step(composed, project, alone=True) if wanted == 1 or not strategy.pretends else None
     if wanted == 1:
-        return []
+        return _warnings(run)
     with pretended(0, wanted):
         if run is not None:
             _begin(strategy, composed)
             strategy.end()
             strategy.require_fit(run.model)
-            return [f"{wanted} processes, of which only the settings and the cut of the model were checked; the step was tried in one"]
+            return [f"{wanted} processes, of which only the settings and the cut of the model were checked; the step was tried in one", *_warnings(run)]
     with pretended(wanted - 1, wanted):
         last, _ = _asked(composed, project)
         _begin(last, composed)
         of_last = last.micro_batches
         last.end()
     with pretended(0, wanted):
-        return _plan(_step(composed, project, alone=False).strategy, of_last, wanted)
+        run = _step(composed, project, alone=False)
+        return [*_plan(run.strategy, of_last, wanted), *_warnings(run)]
 
 
 def require_processes(composed: Composed, project: Project) -> None:
@@ -98,6 +99,10 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         finally:
             run.strategy.end()
     return run
+
+
+def _warnings(run: Run | None) -> list[str]:
+    return [f"warning: {caution}" for caution in run.cautions] if run else []
 
 
 def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:

@@ -1,0 +1,153 @@
+"""The average of the weights is the one that its settings name, and is of use whatever the number of steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from samewise.runner.build import build
+from samewise.runner.callbacks.ema import ExponentialMovingAverage
+from samewise.runner.compose import compose
+from samewise.runner.errors import ConfigError
+from samewise.runner.folder import RunFolder
+from samewise.runner.interfaces import Callback
+from samewise.runner.loop import fit
+from samewise.runner.project import Project
+
+BARE = Project(Path(__file__).resolve().parents[2])
+STEPS, PER_EPOCH, BATCH, EPOCHS = 20, 4, 16, 20
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=ema", "evaluate.every_epochs=null")
+
+
+class Seen(Callback):
+    """The weights and buffers after each step, the initial ones first."""
+
+    def on_start(self, run: Any) -> None:
+        self.states = [_doubled(run.model.state_dict())]
+
+    def on_step(self, run: Any, outcome: Any) -> None:
+        self.states.append(_doubled(run.model.state_dict()))
+
+
+def _doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone().double() for name, tensor in state.items()}
+
+
+def by_shares(states: list[dict[str, Tensor]], shares: dict[int, float]) -> dict[str, Tensor]:
+    """The mean of the weights after some steps (0: the initial ones), each counted by its share."""
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-12)
+    return {name: sum(share * states[step][name] for step, share in shares.items()) for name in states[0]}
+
+
+def recursive(updates: list[int], decay: float) -> dict[int, float]:
+    """The shares of `averaged = decay * averaged + (1 - decay) * weights`, beginning with the initial weights, or those after a first step."""
+    shares = {updates[0]: 1.0}
+    for step in updates[1:]:
+        shares = {other: decay * share for other, share in shares.items()} | {step: 1 - decay}
+    return shares
+
+
+def powers(updates: list[int], horizon: float) -> dict[int, float]:
+    """The n-th of N updates counts as (n/N)^a - ((n-1)/N)^a, whose mean age is a share 1 / (a + 1) of N."""
+    a, whole = 1 / horizon - 1, len(updates)
+    return {step: (n / whole) ** a - ((n - 1) / whole) ** a for n, step in enumerate(updates, 1)}
+
+
+EACH = list(range(STEPS + 1))
+RULES: dict[str, tuple[dict[str, Any], dict[int, float]]] = {
+    "the default": ({}, powers(EACH[1:], 0.05)),
+    "a horizon": ({"horizon": 0.25, "every_steps": 3}, powers([3, 6, 9, 12, 15, 18], 0.25)),
+    "a horizon after a warm-up": ({"horizon": 0.25, "every_steps": 3, "warmup_epochs": 2}, powers([9, 12, 15, 18], 0.25)),
+    "a decay": ({"decay": 0.9}, recursive(EACH, 0.9)),
+    "a decay after a warm-up": ({"decay": 0.9, "every_steps": 2, "warmup_epochs": 1}, recursive([4, *range(6, 21, 2)], 0.9)),
+    "a rescaled decay": ({"decay": 0.97, "every_steps": 5, "rescale": True}, recursive([0, 5, 10, 15, 20], 1 - 0.03 * BATCH * 5 / EPOCHS)),
+    "a decay rescaled beyond its bound": ({"decay": 0.5, "every_steps": 5, "rescale": True}, {20: 1.0}),
+    "no decay at all": ({"decay": 0.0}, {20: 1.0}),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
+    """The weights after each step of a run, and the averages by each rule."""
+    run = build(compose(TINY, project=BARE), BARE, RunFolder(tmp_path_factory.mktemp("run")))
+    assert (run.total_steps, run.steps_per_epoch, run.batch_size, run.config.max_epochs) == (STEPS, PER_EPOCH, BATCH, EPOCHS)
+    node = {key: value for key, value in run.config.callbacks.ema.items() if key != "_target_"}
+    averages = {rule: ExponentialMovingAverage(**(node | settings)) for rule, (settings, _) in RULES.items()}
+    for average in averages.values():
+        average.on_build(run)
+    seen = Seen()
+    run.callbacks = {**averages, "seen": seen}
+    fit(run)
+    return seen.states, {rule: dict(average.models()["ema"].state_dict()) for rule, average in averages.items()}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_average_is_that_of_the_textbook(rule: str, trained: tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]) -> None:
+    states, averages = trained
+    shares = RULES[rule][1]
+    wanted = by_shares(states, shares)
+    for name, tensor in averages[rule].items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor.double(), wanted[name], rtol=1e-5, atol=1e-6)
+        else:
+            assert tensor.item() == states[max(shares)][name].item()  # a count
+
+
+def test_the_default_average_is_as_good_as_the_model_after_few_steps_and_after_more(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+    given = ("experiment=resnet18_digits", "model.width=8", "callbacks=[default,ema]", "tracking=none", "max_epochs=5", f"run_root={tmp_path}")
+    done = samewise("train", *given, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])["metrics"]["final"]
+    assert found["valid/accuracy"] > 0.9
+    assert found["ema/valid/accuracy"] > found["valid/accuracy"] - 0.02
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("decay=0.99998", "every_steps=32"), "callbacks.ema.every_steps: the run has 20 steps: the average stays the initial weights"),
+        (("decay=0.999",), "callbacks.ema.decay: the average reaches back over 1,000 steps, and the run has 20"),
+        (("decay=0.999", "every_steps=2", "rescale=true"), "callbacks.ema.decay: the average reaches back over 1,250 steps, and the run has 20"),
+    ],
+)
+def test_an_average_that_stays_near_the_initial_weights_is_warned_of(given: tuple[str, ...], said: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
+    settings = (*TINY, *(f"callbacks.ema.{one}" for one in given))
+    done = samewise("check", *settings)
+    assert done.returncode == 0
+    assert f"warning: {said}" in done.stdout
+    if "rescale=true" in given:
+        assert f"warning: {said}" in samewise("train", *settings, f"run_root={tmp_path}").stderr
+
+
+@pytest.mark.parametrize("given", [("decay=0.95",), ()])
+def test_an_average_that_follows_the_weights_is_not_warned_of(given: tuple[str, ...], samewise: Callable[..., Any]) -> None:
+    done = samewise("check", *TINY, *(f"callbacks.ema.{one}" for one in given))
+    assert done.returncode == 0
+    assert "warning" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("given", ["+callbacks.ema.horizon=1.5", "callbacks.ema.rescale=true", "callbacks.ema.decay=2", "callbacks.ema.every_steps=0"])
+def test_what_contradicts_itself_is_refused(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(compose([*TINY, given], project=BARE), BARE, RunFolder(tmp_path))
+    assert error.value.problems[0].path == given.lstrip("+").partition("=")[0]
+    with pytest.raises(ConfigError, match="holds where there is no decay"):
+        build(compose([*TINY, "callbacks.ema.decay=0.9", "+callbacks.ema.horizon=0.1"], project=BARE), BARE, RunFolder(tmp_path))
+
+
+def test_published_experiments_keep_their_own_averages() -> None:
+    published = {
+        "resnet50_imagenet_v2": {"decay": 0.99998, "every_steps": 32, "rescale": True, "warmup_epochs": 5},
+        "gan_digits": {"decay": 0.98, "every_steps": 1, "rescale": False, "warmup_epochs": 0},
+    }
+    for name, settings in published.items():
+        ema = dict(compose([f"experiment={name}"], project=BARE).cfg.callbacks.ema)
+        assert ema.pop("_target_") == "samewise.runner.callbacks.ema.ExponentialMovingAverage"
+        assert ema == settings
