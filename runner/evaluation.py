@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 def evaluate(run: Run) -> None:
     """Evaluate the validation split with the trained model and with those that callbacks keep; log, compare with the best, tell the schedule."""
-    metrics: dict[str, float] = {}
-    scores: dict[str, Scores] = {}
-    for prefix, model in evaluated_models(run).items():
-        scores[f"{prefix}valid"] = measured(run, "valid", model)
-        metrics |= {f"{prefix}valid/{name}": value for name, value in scores[f"{prefix}valid"].compute().items()}
+    scores = validated(run)
+    metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in scored.compute().items()}
     run.metrics, run.scores, run.evaluated = metrics, scores, run.step
     run.log({**metrics, "epoch": run.epoch})
     _compare_with_best(run)
     run.schedule.after_evaluation(metrics)
     for callback in run.callbacks.values():
         callback.on_evaluation(run, metrics)
+
+
+def validated(run: Run) -> dict[str, Scores]:
+    """The scores of each of the `evaluated_models` on the validation split: `valid`, `ema/valid`."""
+    return {f"{prefix}valid": measured(run, "valid", model) for prefix, model in evaluated_models(run).items()}
 
 
 def evaluated_models(run: Run) -> dict[str, nn.Module]:

@@ -19,7 +19,7 @@ from samewise.runner import checkpoint, compose, environment, streams
 from samewise.runner.check.trial import misfit
 from samewise.runner.determinism import refused_operator
 from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, first_line
-from samewise.runner.evaluation import measured, rehearse
+from samewise.runner.evaluation import rehearse, validated
 from samewise.runner.folder import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
 
@@ -114,7 +114,7 @@ def _taken_over(run: Run, path: Path) -> dict[str, Any]:
 def _leave_results(run: Run) -> None:
     """Put what a person would look at, and the best checkpoint, among the artifacts."""
     run.checkpoints.wait()
-    scores = run.scores or {"valid": measured(run, "valid", run.model)}  # resumed after the last evaluation: its scores were not saved
+    scores = run.scores or validated(run)  # resumed after the last evaluation: its scores were not saved
     if run.strategy.is_main:
         for name, score in scores.items():
             folder = run.folder.artifacts / name

@@ -1,4 +1,4 @@
-"""Puts `jobs` within reach of the tests here: no folder of tests is on sys.path."""
+"""Puts the helpers of the tests here within their reach: no folder of tests is on sys.path."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("samewise_runner_jobs", Path(__file__).with_name("jobs.py"))
-assert _spec is not None
-assert _spec.loader is not None
-sys.modules[_spec.name] = _module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
+for _name in ("jobs", "reachable", "resuming_space", "resuming"):
+    _spec = importlib.util.spec_from_file_location(f"samewise_runner_{_name}", Path(__file__).with_name(f"{_name}.py"))
+    assert _spec is not None
+    assert _spec.loader is not None
+    _spec.loader = importlib.util.LazyLoader(_spec.loader)  # some import all of torch, which few tests' collection should wait for
+    sys.modules[_spec.name] = _module = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
 
 
 @pytest.fixture(autouse=True)
 def no_rank_outlives_its_test() -> Iterator[None]:
     yield
-    while _module.STARTED:
-        _module.STARTED.pop().kill()
+    started = sys.modules["samewise_runner_jobs"].STARTED
+    while started:
+        started.pop().kill()

@@ -1,0 +1,234 @@
+"""Takes a run in pieces of one step, each resumed from disk by the code that a user's command runs, and notes all that can be reached at every step.
+
+Tests import this as `samewise_runner_resuming`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from samewise_runner_reachable import Paths, difference, reachable
+from samewise_runner_resuming_space import CONFIGS
+
+from samewise.runner import checkpoint, environment, loop
+from samewise.runner.build import build
+from samewise.runner.compose import Composed, compose, dump, parse
+from samewise.runner.errors import Interrupted
+from samewise.runner.folder import RunFolder
+from samewise.runner.project import Project
+from samewise.runner.run import Run
+
+NEVER = {
+    ("Run", "composed"): "what it is made from",
+    ("Run", "environment"): "what it is made in",
+    ("Run", "tracker"): "the journal, which is compared as a file",
+    ("Run", "seconds"): "a clock",
+    ("Run", "started"): "a clock",
+    ("Run", "stopped"): "a clock",
+    ("Run", "ended"): "the summary, which is compared as a file",
+    ("Trace", "_file"): "a file",
+    ("Trace", "last"): "the newest line, for who asks after a step that has one",
+    ("Optimizer", "defaults"): "read while parameter groups are made; torch adds what older checkpoints lack",
+    ("Checkpoints", "_thread"): "writes beside training",
+    ("Strategy", "_heard"): "how these tests stop a run",
+    ("Strategy", "_agreed"): "how these tests stop a run",
+    ("Throughput", "_since"): "a clock",
+    ("Throughput", "_steps"): "steps since the clock was read",
+    ("GradScaler", "_init_scale"): "read only while there is no _scale, whose value state_dict() gives",
+    ("GradScaler", "_init_growth_tracker"): "read only while there is no _growth_tracker, whose value state_dict() gives",
+}
+"""What is not compared, with the reason."""
+AFTER_A_STEP = {
+    ("TorchSchedule", "_running"): "torch's scheduler, run on from the beginning to the time that it is asked for",
+    ("Sequential", "_active"): "set by each step, and saved where a part listens to evaluations",
+    ("Optimizer", "_need_device_dtype_check_for_fused"): "the check is made before the first step",
+    ("Bucket", "_free"): "memory to write into",
+    ("Bucket", "_given"): "memory to write into",
+    ("Replicas", "_waiting"): "set before each step's last backward pass",
+    ("TreeExchange", "_received"): "memory to write into",
+    ("GradScaler", "_scale"): "made at the first step from _init_scale; state_dict() gives its value",
+    ("GradScaler", "_growth_tracker"): "made at the first step from _init_growth_tracker; state_dict() gives its value",
+}
+"""What a resumed run need not have before its first step, and has after it."""
+AFTER_AN_EVALUATION = {
+    ("Run", "scores"): "for the pictures at the end, for which they are made again",
+    ("Split", "loader"): "made at its first use",
+}
+"""What a resumed run need not have before its first evaluation, and has after it."""
+SKIPPED = {
+    "begins": {**NEVER, **AFTER_A_STEP, **AFTER_AN_EVALUATION},
+    "stepped": {**NEVER, **AFTER_AN_EVALUATION},
+    "evaluated": NEVER,
+}
+
+
+class Killed(BaseException):
+    """Ends a run where it stands: what it has not saved is lost."""
+
+
+Moment = tuple[str, int]
+Note = Callable[[Moment, Paths], None]
+
+
+@contextmanager
+def watched(note: Note, *, before_step: Callable[[Run], None] = lambda run: None, skipped: Mapping[tuple[str, str], str] = {}) -> Iterator[None]:
+    """Within it the loop tells what can be reached before each step (with what the step is given), after it, and after each evaluation."""
+    train_step, evaluate, record = loop.train_step, loop.evaluate, Run.record
+
+    def all_of(run: Run, moment: str, **further: Any) -> None:
+        further |= {} if moment == "begins" else {"generators": _generators()}  # every step's forward pass begins by seeding them
+        everything = {"model": run.model, "strategy": run.strategy, "run": run, "switches": _switches(), **further}
+        note((moment, run.step), reachable(everything, skipped={**SKIPPED[moment], **skipped}))
+
+    def noted_step(run: Run, micro_batches: Any) -> Any:
+        all_of(run, "begins", given=micro_batches)
+        before_step(run)
+        return train_step(run, micro_batches)
+
+    def noted_record(run: Run, outcome: Any) -> None:
+        record(run, outcome)
+        all_of(run, "stepped", outcome=outcome)
+
+    def noted_evaluate(run: Run) -> None:
+        evaluate(run)
+        all_of(run, "evaluated")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_step", noted_step)
+        patch.setattr(loop, "evaluate", noted_evaluate)
+        patch.setattr(Run, "record", noted_record)
+        yield
+
+
+def _generators() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {"random": random.getstate(), "numpy": np.random.get_state(), "torch": torch.default_generator.get_state(), "cuda": cuda}
+
+
+def _switches() -> dict[str, Any]:
+    backends = torch.backends
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "mkldnn": backends.mkldnn.enabled,
+        "cudnn": [backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic, backends.cudnn.allow_tf32],
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+@dataclass
+class Seen:
+    """What was reached in a run, at each moment, and what it left."""
+
+    moments: dict[Moment, Paths] = field(default_factory=dict)
+    left: Paths = field(default_factory=dict)
+    pieces: int = 0
+
+
+def composed(*overrides: str) -> Composed:
+    """A config with all references resolved, as the file that a run keeps of it: each of many builds would resolve them again."""
+    return parse(dump(compose(overrides, project=Project(Path.cwd(), configs=(CONFIGS,)))))
+
+
+def at_once(run: Run) -> None:
+    """Does not stop it."""
+
+
+def stopped(run: Run) -> None:
+    """Asks it to stop, as a scheduler's signal does: it finishes the step that comes, and saves."""
+    run.strategy.ask_stop("SIGTERM")
+
+
+def trained(
+    config: Composed, folder: Path, *, before_step: Callable[[Run], None] = at_once, prepare: Callable[[Run], None] = at_once, most: int | None = None
+) -> Seen:
+    """Train to the end, in pieces where something stops it, each built anew and restored from disk.
+
+    Args:
+        config: What to train, from `composed`.
+        folder: Where to keep the run.
+        before_step: Called before each step; may stop the run, or raise `Killed`.
+        prepare: Called with each run that is built.
+        most: After how many pieces to leave off.
+    """
+    seen = Seen()
+
+    def note(moment: Moment, paths: Paths) -> None:
+        seen.moments[moment] = paths
+
+    with watched(note, before_step=before_step), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "git_state", functools.cache(environment.git_state))
+        while seen.pieces != most:
+            seen.pieces += 1
+            run = build(config, Project(Path.cwd()), RunFolder(folder))
+            prepare(run)
+            patch.setattr(type(run.recipe.scores(run.splits["valid"].dataset)), "save_pictures", _save_scores)
+            try:
+                loop.fit(run)
+            except (Interrupted, Killed):
+                continue
+            seen.left = left(folder)
+            break
+    return seen
+
+
+def _save_scores(scores: Any, folder: Path) -> None:
+    """All that pictures could show: to draw them takes longer than the run."""
+    (folder / "scores.txt").write_text("\n".join(f"{path}: {value}" for path, value in reachable(scores).items()))
+
+
+def left(folder: Path) -> Paths:
+    """What a run has left on disk, without clocks: trace, journal, summary, checkpoints by name, the last one's content, and artifacts."""
+    summary = json.loads((folder / "summary.json").read_text())
+    journal = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    logged = [(line["step"], {key: value for key, value in line["metrics"].items() if not key.startswith("speed/")}) for line in journal if "metrics" in line]
+    checkpoints = folder / "checkpoints"
+    state = checkpoint.load(checkpoints / "latest")
+    return reachable(
+        {
+            "trace": [path.read_bytes() for path in folder.glob("trace.jsonl")],
+            "journal": [point for point in logged if point[1]],
+            "summary": {key: value for key, value in summary.items() if key != "timings"},
+            "checkpoints": sorted((path.name, path.resolve().name) for path in checkpoints.iterdir()),
+            "last": {key: value for key, value in state.items() if key != "seconds"},
+            "artifacts": {str(path.relative_to(folder)): path.read_bytes() for path in sorted((folder / "artifacts").rglob("*")) if path.is_file()},
+        }
+    )
+
+
+def cut(folder: Path, target: Path, *, after: int) -> Path:
+    """A copy of a run as if it had been killed when its checkpoint of that step was the newest whole one."""
+    shutil.copytree(folder, target, symlinks=True)
+    for one in checkpoint.found(target / "checkpoints"):
+        if one.step > after:
+            shutil.rmtree(one.path)
+    (target / "summary.json").unlink()
+    shutil.rmtree(target / "artifacts")
+    return target
+
+
+def first_difference(whole: Seen, pieces: Seen) -> str | None:
+    """The first moment and path at which they differ, in the order of training; None where they agree from where the pieces begin to where they end."""
+    expected, found = list(whole.moments), list(pieces.moments)
+    start = expected.index(found[0]) if found else 0
+    if expected[start : start + len(found)] != found:
+        return f"moments: {expected} and {found}"
+    for moment, paths in pieces.moments.items():
+        if apart := difference(whole.moments[moment], paths):
+            return f"{moment[0]} at step {moment[1]}: {apart}"
+    apart = difference(whole.left, pieces.left) if pieces.left else None
+    return f"left on disk: {apart}" if apart else None

@@ -1,0 +1,96 @@
+"""What is restored is what a run needs: all that can be reached in a run that is resumed at every step, compared with one that was never stopped.
+
+The final weights alone would tell that something was lost, not what; and not what is lost without a trace in them, as a counter or a callback's average.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import pytest
+from samewise_runner_resuming import Killed, composed, first_difference, stopped, trained
+from samewise_runner_resuming_space import OPTIMIZERS, SCHEDULERS, TINY, drawn
+
+from samewise.runner import checkpoint
+from samewise.runner.interfaces import Callback
+from samewise.runner.run import Run
+
+
+class Clock(Callback):
+    """Keeps the time that earlier sessions of a run took."""
+
+    def __init__(self, clocks: list[float]) -> None:
+        self._clocks = clocks
+
+    def on_start(self, run: Run) -> None:
+        self._clocks.append(run.seconds)
+
+
+@pytest.fixture
+def resumed(tmp_path):
+    """Trains in one piece, and again resumed at every step; the first difference."""
+
+    def run(*overrides: str, tiny: list[str] = TINY) -> str | None:
+        config = composed(*tiny, *overrides)
+        whole, pieces = trained(config, tmp_path / "whole"), trained(config, tmp_path / "pieces", before_step=stopped)
+        assert whole.pieces == 1
+        assert pieces.pieces > 2
+        return first_difference(whole, pieces)
+
+    return run
+
+
+ROUND = [*zip(OPTIMIZERS, [*SCHEDULERS, "one_cycle", "torch"], strict=True)]
+"""Each optimizer and each schedule at least once."""
+
+
+@pytest.mark.parametrize(("number", "optimizer", "scheduler"), [(number, *pair) for number, pair in enumerate(ROUND)])
+def test_each_optimizer_and_schedule_with_a_random_choice_of_the_rest(resumed, number, optimizer, scheduler):
+    overrides = drawn(random.Random(number), optimizer, scheduler)
+    assert resumed(*overrides) is None, f"samewise train {' '.join(overrides)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(100, 160))
+def test_random_choices_of_everything(resumed, number):
+    chance = random.Random(number)
+    overrides = [*drawn(chance, chance.choice([*OPTIMIZERS]), chance.choice([*SCHEDULERS])), "max_steps=7"]
+    assert resumed(*overrides) is None, f"samewise train {' '.join(overrides)}"
+
+
+GAN = ["experiment=gan_digits", "debug=tiny", "model.width=4", "tracking=none", "checkpoint.every_steps=1", "dataset.samples=40", "max_steps=4"]
+GAN += ["evaluate.every_steps=2", "scheduler=by_optimizer"]
+
+
+def test_a_recipe_with_an_optimizer_for_each_phase(resumed):
+    assert resumed(tiny=GAN) is None
+
+
+def test_killed_at_moments_without_a_checkpoint(tmp_path):
+    """In each piece before its second step after a checkpoint, which is then taken again."""
+    seldom = ["checkpoint.every_steps=2", "checkpoint.every_epochs=null", "checkpoint.keep_best=0"]
+    config = composed(*TINY, *seldom, "callbacks=[default,ema]", "max_steps=5")
+    begun = list[int]()
+
+    def kill(run: Run) -> None:
+        begun.append(run.step)
+        if run.step % 2 and begun.count(run.step) == 1:
+            raise Killed
+
+    whole, pieces = trained(config, tmp_path / "whole"), trained(config, tmp_path / "pieces", before_step=kill)
+    assert begun == [0, 1, 0, 1, 2, 3, 2, 3, 4]
+    assert list(whole.moments) == list(pieces.moments)
+    assert first_difference(whole, pieces) is None
+
+
+def test_killed_between_the_last_checkpoint_and_the_results(tmp_path):
+    config = composed(*TINY, "max_steps=2", "callbacks=ema")
+    folder, clocks = tmp_path / "run", list[float]()
+    whole = trained(config, folder)
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "artifacts")
+    again = trained(config, folder, prepare=lambda run: run.callbacks.update(clock=Clock(clocks)))
+    assert again.moments == {}
+    assert first_difference(whole, again) is None
+    assert clocks == [checkpoint.load(folder / "checkpoints" / "latest")["seconds"]]
