@@ -42,6 +42,7 @@ class Precision:
         self._scaler = torch.amp.GradScaler(
             device.type, init_scale=self._initial_scale, growth_interval=self._growth_interval, enabled=self._dtype is torch.float16
         )
+        self.scale(torch.zeros((), device=device))  # a process that computes no loss (a pipeline's first stage) has a scale from the beginning too
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of every forward pass, in training and evaluation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class DDP(OneReplicaEach):
             message = "PowerSGD cannot begin before DDP has arranged its buckets"
             raise ConfigError(Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2"))
         self._network: DistributedDataParallel | None = None
+        self._trained: list[str] = []  # the names of the parameters that DDP waits for, in its order
         self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
         self._last = 0  # of this process's
         self._uneven = False  # whether one of the processes has none of them
@@ -84,6 +86,7 @@ class DDP(OneReplicaEach):
             require_batch_norm(model, self._device)
             if not isinstance(self.peers, Pretended):
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # in place: parameters, buffers and their names stay
+        self._trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._network = DistributedDataParallel(
             model,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
@@ -119,13 +122,28 @@ class DDP(OneReplicaEach):
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         if isinstance(self.peers, Processes):
             self.peers.doing = "exchanging gradients"
+        try:
+            return self._carry(micro_batches, forward)
+        except RuntimeError as error:
+            unused = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if unused is None:
+                raise
+            names = ", ".join(self._trained[int(number)] for number in unused[1].split())
+            message = f"the loss does not depend on {names}, for which DDP waits; so it is in each phase of a recipe with several"
+            raise ConfigError(Problem("strategy.find_unused_parameters", message, self.find_unused_parameters, "true", "or strategy=elastic")) from error
+
+    def _carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         if not self._uneven or self._network is None:
             return super().carry(micro_batches, forward)
         tallies = super().carry(micro_batches[:-1], forward)  # without an exchange
         self._network.require_forward_param_sync = True  # as the processes that have but one micro-batch
+        kept = [buffer.clone() for buffer in self._network.buffers()]
         with Join([self._network]):
             tallies += super().carry(micro_batches[-1:], forward)
         Join([self._network], enable=False)
+        if not micro_batches:  # Join has given this process another's: batch norm's statistics are those of its own samples
+            for buffer, value in zip(self._network.buffers(), kept, strict=True):
+                buffer.copy_(value)
         return tallies
 
     @contextmanager
@@ -154,7 +172,7 @@ class DDP(OneReplicaEach):
         dist.broadcast(flat, source)
         if not mine:
             for parameter, value in zip(parameters, unpacked(flat, tensors, offsets), strict=True):
-                parameter.grad = value.clone()
+                parameter.grad = value
 
     @contextmanager
     def evaluating(self, model: nn.Module) -> Generator[None]:

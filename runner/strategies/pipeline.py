@@ -82,7 +82,7 @@ class Pipeline(RankStrategy):
         assert isinstance(self.peers, Processes)
         self._stages = self._cut(model)
         self._parts = Parts(self._stages, self.peers)
-        self._mine = Mine(self._stages[self.peers.rank])
+        self._mine = Mine(self._stages[self.peers.rank], first=self.peers.rank == 0, last=self.peers.rank == len(self._stages) - 1)
         self._network = Asking(self._device)
         return self._network
 
@@ -115,7 +115,7 @@ class Pipeline(RankStrategy):
             tallies.append(tally)
             return total
 
-        schedule, losses = self._schedule_for(group[0][1], len(group))
+        schedule, losses, self._mine.strides = self._schedule_for(group[0][1], len(group))
         losses[:] = [loss]
         self._mine.asked = iter([asked for _, asked in group])
         first = self.peers.rank == 0
@@ -123,19 +123,21 @@ class Pipeline(RankStrategy):
         schedule.step(target_mbs=list(range(len(group))), return_outputs=False, **inputs)
         return [tally() for tally in tallies]
 
-    def _schedule_for(self, asked: Asked, count: int) -> tuple[Any, list[Callable[[Any, int], Tensor]]]:
-        """Torch's schedule for so many micro-batches that look like this one, and the place for the loss that it is to call."""
+    def _schedule_for(self, asked: Asked, count: int) -> tuple[Any, list[Callable[[Any, int], Tensor]], list[tuple[int, ...]]]:
+        """Torch's schedule for so many micro-batches that look like this one, the place for the loss that it is to call, and its inputs' strides."""
         key = (asked.form, count)
         if key not in self._made:
             taken, given = self._looks(asked)
-            stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=taken, output_args=given)
+            first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
+            passed = [tensors if end else _passed(tensors) for tensors, end in ((taken, first), (given, last))]
+            stage = PipelineStage(self._mine, self.peers.rank, len(self._stages), self._device, input_args=passed[0], output_args=passed[1])
             kind = SCHEDULES[self.schedule] if count >= len(self._stages) else ScheduleGPipe
             losses: list[Callable[[Any, int], Tensor]] = []
 
             def loss(output: Any, place: int) -> Tensor:
                 return losses[0](output, place)
 
-            self._made[key] = kind(stage, count, loss_fn=loss, scale_grads=False), losses
+            self._made[key] = kind(stage, count, loss_fn=loss, scale_grads=False), losses, [tensor.stride() for tensor in taken]
         return self._made[key]
 
     @torch.no_grad()
@@ -161,16 +163,77 @@ class Pipeline(RankStrategy):
 
 @final
 class Mine(nn.Module):
-    """This process's stage, run in the surroundings of the micro-batch at hand."""
+    """This process's stage, run in the surroundings of the micro-batch at hand.
 
-    def __init__(self, stage: nn.Module) -> None:
+    Torch passes contiguous tensors only. Kernels may add in another order where a tensor lies otherwise (channels_last), so what a stage takes, and the
+    gradient of what it gives, get the strides that they would have in one process. The next stage alone knows those of the gradient: they come as the
+    gradient of a small tensor that goes with each activation.
+
+    Args:
+        stage: The stage.
+        first: Whether none comes before it.
+        last: Whether none follows it.
+    """
+
+    def __init__(self, stage: nn.Module, *, first: bool, last: bool) -> None:
         super().__init__()
         self.stage = stage
         self.asked: Iterator[Asked] = iter(())
+        self.strides: list[tuple[int, ...]] = []
+        """Of its inputs, as the stage before it gives them."""
+        self._first, self._last = first, last
 
     def forward(self, *inputs: Tensor) -> Any:
+        if not self._first:
+            tensors, carriers = inputs[: len(self.strides)], inputs[len(self.strides) :]
+            inputs = tuple(Arrive.apply(*each) for each in zip(tensors, carriers, self.strides, strict=True))  # pyright: ignore[reportAssignmentType]
         with next(self.asked).surroundings.entered():
-            return self.stage(*inputs)
+            output = self.stage(*inputs)
+        if self._last:
+            return output
+        tensors, carriers = zip(*(Depart.apply(one) for one in (output if isinstance(output, tuple) else (output,))), strict=True)  # pyright: ignore[reportArgumentType]
+        return (*tensors, *carriers)
+
+
+@final
+class Depart(torch.autograd.Function):
+    """A tensor, contiguous, and the carrier of its gradient's strides: float64[dimensions]."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tensor.clone(memory_format=torch.contiguous_format), torch.zeros(tensor.dim(), dtype=torch.float64, device=tensor.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, strides: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _laid_out(gradient, [int(stride) for stride in strides.tolist()])
+
+
+@final
+class Arrive(torch.autograd.Function):
+    """A tensor with the strides that it had where it came from; sends back the strides of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, carrier: Tensor, strides: tuple[int, ...]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _laid_out(tensor, strides)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient.contiguous(), torch.tensor(gradient.stride(), dtype=torch.float64, device=gradient.device), None
+
+
+def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """A copy with these strides; along a dimension of stride 0 all values are the first."""
+    shape = tensor.shape
+    for dimension, stride in enumerate(strides):
+        tensor = tensor.narrow(dimension, 0, 1) if stride == 0 else tensor
+    copied = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return copied.expand([-1 if stride else size for stride, size in zip(strides, shape, strict=True)])
+
+
+def _passed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What goes from stage to stage for these: see `Depart`."""
+    contiguous = (tensor.detach().contiguous().requires_grad_(tensor.requires_grad) for tensor in tensors)
+    return (*contiguous, *(torch.zeros(tensor.dim(), dtype=torch.float64, device=tensor.device).requires_grad_() for tensor in tensors))
 
 
 def _wanting_gradients(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -145,7 +145,7 @@ class Parts:
             if not mine:
                 values = unpacked(flat, tensors, offsets)
                 for parameter, value in zip(trained, values, strict=False):
-                    parameter.grad = value.clone()  # memory of its own, aligned as the owner's: what reads it adds in the same order
+                    parameter.grad = value
                 for buffer, value in zip(self._buffers[owner], values[len(trained) :], strict=True):
                     buffer.copy_(value)
 

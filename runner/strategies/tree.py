@@ -48,6 +48,11 @@ def _halves(node: range) -> list[range]:
     return [node[:left], node[left:]]
 
 
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor like this one in memory of its own: its own (channels_last too) where it lies without gaps."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
 @dataclass(frozen=True)
 class Flat:
     """A buffer with room for a bucket's gradients, and a view of it for each."""
@@ -116,11 +121,10 @@ class Bucket:
         self.added = 0
 
     def new_buffer(self) -> Flat:
-        """Zeros, with views in the parameters' shapes."""
+        """Zeros, with views that lie as the parameters do: fused optimizers read a parameter and its gradient in the order of memory."""
         first = self.parameters[0]
         tensor = torch.zeros(self.length, dtype=first.dtype, device=first.device)
-        views = [tensor[start : start + p.numel()].view(p.shape) for start, p in zip(self._offsets, self.parameters, strict=True)]
-        return Flat(tensor, views)
+        return Flat(tensor, [tensor.as_strided(p.shape, dense_strides(p), start) for start, p in zip(self._offsets, self.parameters, strict=True)])
 
     def _buffer(self) -> Flat:
         if self.added == 0:  # the gradients that the last step gave back are gone by now

@@ -1,0 +1,45 @@
+"""channels_last changes how numbers lie in memory, not what is learned: for every recipe with images, with several replicas, on any number of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import samewise_runner_jobs as jobs
+import torch
+
+from samewise.runner.build import build
+from samewise.runner.compose import compose
+from samewise.runner.loop import train_step
+from samewise.runner.project import Project
+
+RECIPES = {"classification": "resnet18_digits", "detection": "retinanet_bccd", "adversarial": "gan_digits"}
+TINY = ["debug=tiny", "tracking=none", "replicas=4", "max_steps=2"]
+
+
+def moved(memory_format: str, experiment: str) -> dict[str, torch.Tensor]:
+    """What one step adds to each parameter."""
+    project = Project(Path.cwd())
+    even = ["optimizer.eps=0.01"] if experiment == "retinanet_bccd" else []  # AdamW would make as much of a gradient that is only rounding as of any other
+    composed = compose([f"experiment={experiment}", *TINY, f"memory_format={memory_format}", *even], project=project)
+    run = build(composed, project, composed.folder)
+    before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
+    train_step(run, next(run.batches()))
+    return {name: value.detach() - before[name] for name, value in run.model.named_parameters()}
+
+
+@pytest.mark.parametrize("experiment", RECIPES.values(), ids=RECIPES)
+def test_a_step_with_replicas_is_that_of_contiguous_tensors(experiment: str) -> None:
+    expected, found = (moved(memory_format, experiment) for memory_format in ("contiguous", "channels_last"))
+    error = sum((found[name] - update).square().sum() for name, update in expected.items())
+    assert (error / sum(update.square().sum() for update in expected.values())).sqrt() < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("experiment", RECIPES.values(), ids=RECIPES)
+def test_the_bits_are_those_of_one_process_on_two_and_four(tmp_path: Path, experiment: str) -> None:
+    overrides = [f"experiment={experiment}", *TINY, "memory_format=channels_last", "strategy=elastic"]
+    alone = jobs.run(tmp_path / "alone", 1, experiment=overrides)
+    for ranks in (2, 4):
+        jobs.assert_same(jobs.run(tmp_path / str(ranks), ranks, experiment=overrides), alone)

@@ -1,0 +1,79 @@
+"""Optimizer steps against a plain reference in float64, over the product of what a config may combine.
+
+Not bits: agreement within what the number format rounds (`cases.ROUNDING`, a relative error of 1e-5 of the update in float32).
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from samewise_steps.cases import SMOOTH, Case
+from samewise_steps.compared import differing_bits, disagreements
+from samewise_steps.drawn import OPTIMIZERS, cases
+
+ALWAYS_THE_SAME = settings(
+    deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate], print_blob=False, suppress_health_check=list(HealthCheck)
+)
+"""No random draw from run to run, no search for a smaller example: a case is small."""
+FEW, MANY = settings(ALWAYS_THE_SAME, max_examples=40), settings(ALWAYS_THE_SAME, max_examples=600)
+
+
+@example(Case(memory_format="channels_last", replicas=2))
+@example(Case(memory_format="channels_last", replicas=3, accumulate=2, uneven=True, clip_norm=0.1, parts=(("stem", "body"), ("head",))))
+@FEW
+@given(cases())
+def test_a_step_is_that_of_the_reference(case: Case) -> None:
+    assert not disagreements(case)
+
+
+@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
+def test_every_optimizer_steps_as_its_textbook_says(optimizer: str, options: dict[str, object]) -> None:
+    model = "Matrices" if optimizer == "Muon" else "Image"
+    assert not disagreements(Case(model=model, optimizer=optimizer, options=options, memory_format="channels_last", replicas=2, steps=3, cosine=True))
+
+
+HALVED = {"memory_format": "channels_last", "replicas": 4, "processes": 2, "accumulate": 2, "batch_size": 24, "samples": 60, "drop_last": False, "steps": 3}
+IN_PROCESSES = {
+    "elastic on 2": Case(strategy="elastic", **HALVED, uneven=True, clip_norm=0.1, settings={"bucket_mb": 0.001}),
+    "elastic on 3, phases": Case(
+        strategy="elastic", memory_format="channels_last", replicas=3, processes=3, parts=(("stem", "body"), ("skip", "head")), settings={"overlap": False}
+    ),
+    "ddp": Case(strategy="ddp", **{**HALVED, "replicas": 2, "samples": 49}, uneven=True, optimizer="AdamW", options={"lr": 0.05, "eps": SMOOTH}),
+    "ddp, phases, zero": Case(
+        strategy="ddp", replicas=2, processes=2, parts=(("stem", "body"), ("head",)), settings={"find_unused_parameters": True, "zero": True}
+    ),
+    "fsdp": Case(strategy="fsdp", **{**HALVED, "replicas": 2}, uneven=True, clip_norm=0.1, average=(0.5, 1)),
+    "pipeline": Case(strategy="pipeline", memory_format="channels_last", processes=2, accumulate=2, settings={"split": ["head"]}, dtype="float16"),
+    "1f1b": Case(model="Letters", strategy="pipeline", processes=2, accumulate=3, uneven=True, clip_norm=0.1, settings={"split": ["body"], "schedule": "1f1b"}),
+    "rpc": Case(strategy="rpc", memory_format="channels_last", processes=2, accumulate=2, uneven=True, average=(0.5, 1), settings={"split": ["head"]}),
+}
+
+
+@pytest.mark.parametrize("case", IN_PROCESSES.values(), ids=IN_PROCESSES)
+def test_a_step_of_several_processes_is_that_of_the_reference(case: Case) -> None:
+    assert not disagreements(case)
+
+
+@pytest.mark.parametrize("name", ["elastic on 2", "elastic on 3, phases", "pipeline", "1f1b", "rpc"])
+def test_how_many_processes_there_are_changes_no_bit(name: str) -> None:
+    assert not differing_bits(IN_PROCESSES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@MANY
+@given(cases())
+def test_many_more_steps(case: Case) -> None:
+    assert not disagreements(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["elastic", "ddp", "fsdp", "pipeline", "rpc"])
+def test_many_more_steps_of_several_processes(strategy: str) -> None:
+    @FEW
+    @given(cases(strategy))
+    def steps(case: Case) -> None:
+        assert not disagreements(case)
+
+    steps()
