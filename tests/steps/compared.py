@@ -12,9 +12,9 @@ from torch import Tensor
 ULP = torch.finfo(torch.float32).eps
 
 
-def disagreements(case: Case) -> list[str]:
-    """Where a case's training differs from the reference by more than rounding: sentences, none where it is right."""
-    initial, ours = ranks.trained(case)
+def disagreements(case: Case, planted: tuple[str, str] | None = None) -> list[str]:
+    """Where a case's training differs from the reference by more than rounding: sentences, none where it is right. `planted` is as in `ranks.trained`."""
+    initial, ours = ranks.trained(case, planted)
     theirs = reference.train(case, initial)
     found = [*_of_weights("", initial, ours.weights, theirs.weights, case)]
     if case.average:

@@ -22,12 +22,17 @@ def end_all() -> None:
         STARTED.pop().kill()
 
 
-def trained(case: Any) -> tuple[dict[str, Any], Any]:
-    """(the initial weights, what the case's training came to)."""
+def trained(case: Any, planted: tuple[str, str] | None = None) -> tuple[dict[str, Any], Any]:
+    """(the initial weights, what the case's training came to).
+
+    Args:
+        case: What is trained.
+        planted: A module of samewise and the source that takes the place of its own; then it runs in a process of its own.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        if case.processes == 1:
+        if case.processes == 1 and planted is None:
             return run(case, Path(folder))
-        return _in_processes(case, Path(folder))
+        return _in_processes(case, Path(folder), planted)
 
 
 def run(case: Any, folder: Path) -> tuple[dict[str, Any], Any]:
@@ -59,7 +64,7 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value.clone() for name, value in state.items()}
 
 
-def _in_processes(case: Any, folder: Path) -> tuple[dict[str, Any], Any]:
+def _in_processes(case: Any, folder: Path, planted: tuple[str, str] | None) -> tuple[dict[str, Any], Any]:
     import torch
 
     with socket.socket() as probe:
@@ -67,8 +72,8 @@ def _in_processes(case: Any, folder: Path) -> tuple[dict[str, Any], Any]:
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(probe.getsockname()[1]), "TORCH_CPP_LOG_LEVEL": "ERROR", "WORLD_SIZE": str(case.processes)}
     values = {one.name: getattr(case, one.name) for one in dataclasses.fields(case)}
     for rank in range(case.processes):
-        variables = {**address, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        STARTED.append(FORKS.Process(target=exec, args=(RANK, {"variables": variables, "here": str(HERE), "case": values, "folder": folder})))
+        given = {"variables": {**address, "RANK": str(rank), "LOCAL_RANK": str(rank)}, "here": str(HERE), "case": values, "folder": folder}
+        STARTED.append(FORKS.Process(target=exec, args=(RANK, {**given, "planted": planted})))
         STARTED[-1].start()
     ranks = STARTED[-case.processes :]
     for rank in ranks:
@@ -94,6 +99,9 @@ spec.submodule_search_locations = [here]
 sys.modules[spec.name] = module_from_spec(spec)
 try:
     import torch
+    if planted:
+        from samewise_steps.planting import plant
+        plant(*planted)
     from samewise_steps import cases, ranks
     torch.save(ranks.run(cases.Case(**case), folder), folder / f"rank-{variables['RANK']}.pt")
 except BaseException:

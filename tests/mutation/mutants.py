@@ -1,0 +1,235 @@
+"""How many small faults the default tests find: `make mutants`. Cosmic Ray makes the mutants, a fork for each runs the tests.
+
+A mutant is the repository with one operator, number, condition, loop, handler or decorator changed. Each is tried with the tests named here for its file, the
+quickest first, until one fails; all are among the default tests. A fork has torch imported already, which is most of what a test costs.
+
+    python tests/mutation/mutants.py [--share 0.25] [--seed 0] [FILE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, RESUMING = "tests/steps/test_steps.py", "tests/runner/test_resuming.py"
+OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
+TESTS = {
+    "loop.py": [STEPS, "tests/runner/test_several_optimizers.py", "tests/runner/test_failures.py", RESUMING],
+    "run.py": [
+        STEPS,
+        RESUMING,
+        "tests/runner/test_several_optimizers.py",
+        "tests/runner/test_cli.py",
+        "tests/runner/test_failures.py",
+        "tests/runner/test_verify.py",
+    ],
+    "strategies/tree.py": ["tests/runner/test_tree_sum.py", STEPS],
+    "strategies/replicas.py": ["tests/runner/test_tree_sum.py", STEPS, "tests/runner/test_any_number_of_ranks.py"],
+    "strategies/packing.py": ["tests/runner/test_packing.py", STEPS],
+    "checkpoint.py": ["tests/runner/test_checkpoints.py", RESUMING, "tests/runner/test_resume_from.py", "tests/runner/test_failures.py"],
+    "streams.py": ["tests/runner/test_streams.py", "tests/runner/test_loading.py", RESUMING],
+    "data/plan.py": ["tests/runner/test_plan_and_order.py", "tests/runner/test_sharding.py", STEPS],
+    "optim/build.py": [*OPTIM, STEPS],
+    "optim/groups.py": [*OPTIM, STEPS],
+    "optim/matching.py": [*OPTIM, "tests/runner/test_initialise.py"],
+    "optim/initialise.py": ["tests/runner/test_initialise.py"],
+    "optim/weights.py": ["tests/runner/test_initialise.py"],
+    "optim/parametrise.py": ["tests/runner/test_initialise.py"],
+    **{f"optim/schedules/{name}.py": ["tests/runner/test_schedules.py"] for name in ("base", "decay", "warmup", "one_cycle", "combine", "plateau", "adapter")},
+}
+"""Files below runner/, and the tests that are to find what is wrong in them."""
+
+OPERATORS = (
+    *(
+        f"ReplaceBinaryOperator_{pair}"
+        for pair in ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul", "Pow_Mul", "LShift_RShift", "BitOr_BitAnd")
+    ),
+    *(
+        f"ReplaceComparisonOperator_{pair}"
+        for pair in ("Eq_NotEq", "NotEq_Eq", "Lt_GtE", "Lt_LtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt", "Is_IsNot", "IsNot_Is")
+    ),
+    *(f"ReplaceUnaryOperator_Delete_{kind}" for kind in ("USub", "Invert", "Not")),
+    *("AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak"),
+    *("ExceptionReplacer", "NumberReplacer", "RemoveDecorator", "ZeroIterationForLoop"),
+)
+"""Of Cosmic Ray's: a change or two for each place, where it has a dozen."""
+
+LIMIT_S = 300
+"""A mutant that hangs is found."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed file."""
+
+    file: str
+    operator: str
+    line: int
+    source: str
+    change: str
+
+
+def mutants(file: str) -> list[Mutant]:
+    """All of a file, less those that change only annotations or what `Final` marks as text."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    original = (ROOT / "runner" / file).read_text()
+    found, known = list[Mutant](), {_meaning(original)}
+    for name in OPERATORS:
+        occurrence = 0
+        while (source := mutate_code(original, get_operator(f"core/{name}")(), occurrence)) is not None:
+            occurrence += 1
+            try:
+                meaning = _meaning(source)
+            except SyntaxError:
+                continue
+            if meaning not in known:
+                known.add(meaning)
+                pairs = zip(original.splitlines(), source.splitlines(), strict=False)
+                line, change = next(((number, after) for number, (before, after) in enumerate(pairs, 1) if before != after), (0, ""))
+                found.append(Mutant(file, name, line, source, change.strip()))
+    return found
+
+
+def _meaning(source: str) -> str:
+    """The syntax tree without what is never run: annotations (they stay text here) and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+            for argument in (*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs, *filter(None, (node.args.vararg, node.args.kwarg))):
+                argument.annotation = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(0)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(0)
+    return ast.dump(tree)
+
+
+def _try(copy: Path, tests: list[str], said: Path) -> None:
+    """In a fork: run the tests on the copy of the repository; exit code 1 where one fails."""
+    os.setsid()
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(copy)
+    os.environ["PYTHONPATH"] = str(copy / ".package")
+    sys.path.insert(0, str(copy / ".package"))
+    import pytest
+
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-m", "not slow", f"--rootdir={copy}", *tests])
+    os._exit(int(code))
+
+
+def found_by(mutant: Mutant | None, file: str, copy: Path) -> str | None:
+    """The tests that find a mutant (a file, or `it hangs`); None where it survives. None for the mutant: the tests as they are."""
+    target = copy / "runner" / file
+    before = target.read_text()
+    if mutant:
+        target.write_text(mutant.source)
+    try:
+        for test in TESTS[file]:
+            if not (copy / test).exists():
+                continue
+            said = copy / "said.txt"
+            fork = multiprocessing.get_context("fork").Process(target=_try, args=(copy, [test], said))
+            fork.start()
+            fork.join(LIMIT_S)
+            hangs = fork.is_alive()
+            _end(fork.pid)
+            fork.join()
+            if hangs or fork.exitcode:
+                return "it hangs" if hangs else test
+        return None
+    finally:
+        target.write_text(before)
+
+
+def _end(session: int | None) -> None:
+    """End what a fork has started, and itself."""
+    try:
+        os.killpg(session or 0, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("files", nargs="*", metavar="FILE", help="below runner/; default: all that are named here")
+    parser.add_argument("--share", type=float, default=1.0, help="try this share of the mutants, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=None, help="write every mutant's outcome here, as JSON lines")
+    given = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
+    import hypothesis  # noqa: F401 (what every fork would import for itself)
+    import omegaconf  # noqa: F401
+    import torch
+    import torch.distributed.fsdp
+    import torchvision  # noqa: F401
+
+    torch.set_num_threads(1)
+    files = given.files or list(TESTS)
+    made = [mutant for file in files for mutant in mutants(file)]
+    tried = random.Random(given.seed).sample(made, max(1, round(given.share * len(made))))
+    print(f"{len(made)} mutants of {len(files)} files, {len(tried)} of them tried", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        copies = [Path(temporary) / str(number) for number in range(given.jobs)]
+        for copy in copies:
+            shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
+        broken = [f"{file}: {test}" for file in files if (test := found_by(None, file, copies[0]))]
+        if broken:
+            print("the tests fail without a mutant:", *broken, sep="\n  ")
+            return 1
+        forks = multiprocessing.get_context("fork")
+        workers = [forks.Process(target=_work, args=(tried[number :: given.jobs], copy)) for number, copy in enumerate(copies)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        outcomes = [line for copy in copies for line in map(json.loads, (copy / "outcomes.jsonl").read_text().splitlines())]
+    if given.out:
+        given.out.write_text("".join(f"{json.dumps(outcome)}\n" for outcome in outcomes))
+    assert len(outcomes) == len(tried)
+    _report(files, outcomes)
+    return 0
+
+
+def _work(share: list[Mutant], copy: Path) -> None:
+    """Try some mutants on a copy of the repository, and note what became of each."""
+    for mutant in share:
+        begun = time.monotonic()
+        killer = found_by(mutant, mutant.file, copy)
+        outcome = {"file": mutant.file, "line": mutant.line, "operator": mutant.operator, "change": mutant.change, "found by": killer}
+        with (copy / "outcomes.jsonl").open("a") as file:
+            file.write(json.dumps({**outcome, "seconds": round(time.monotonic() - begun, 1)}) + "\n")
+
+
+def _report(files: list[str], outcomes: list[dict[str, Any]]) -> None:
+    for file in files:
+        mine = [outcome["found by"] for outcome in outcomes if outcome["file"] == file]
+        if mine:
+            print(f"{file:32} {sum(map(bool, mine)):4} of {len(mine):4} found")
+    for one in sorted(outcomes, key=lambda one: (one["file"], one["line"])):
+        if one["found by"] is None:
+            print(f"survives: runner/{one['file']}:{one['line']} ({one['operator']}): {one['change']}")
+    found = sum(outcome["found by"] is not None for outcome in outcomes)
+    print(f"found: {found} of {len(outcomes)}, {100 * found / len(outcomes):.1f} %")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Tensors that travel as one come out as they went in: values, dtypes, and how they lie in memory."""
+
+from __future__ import annotations
+
+import torch
+
+from samewise.runner.strategies.packing import packed, unpacked
+
+
+def test_what_is_packed_comes_out_as_it_was() -> None:
+    tensors = [
+        torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last),
+        torch.tensor(7),
+        torch.randn(5, dtype=torch.float64),
+        torch.randn(6, 2).T,
+        torch.randn(3, dtype=torch.bfloat16),
+        torch.randn(2, 1),
+    ]
+    flat, offsets = packed(tensors)
+    assert flat.dtype is torch.uint8
+    assert offsets == [0, 432, 448, 496, 544, 560]
+    assert len(flat) == 576
+    for before, after in zip(tensors, unpacked(flat, tensors, offsets), strict=True):
+        assert torch.equal(before, after)
+        assert (before.dtype, before.stride()) == (after.dtype, after.stride())
+        assert after.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr(), "it has memory of its own"
+
+
+def test_a_gap_between_tensors_is_nought() -> None:
+    flat, offsets = packed([torch.full((3,), 255, dtype=torch.uint8), torch.full((2,), 255, dtype=torch.uint8)])
+    assert offsets == [0, 16]
+    assert flat.tolist() == [255] * 3 + [0] * 13 + [255] * 2 + [0] * 14

@@ -1,0 +1,87 @@
+"""The comparison with the reference can fail: mistakes of one line, planted one at a time, are found by it. Some of them were there once."""
+
+from __future__ import annotations
+
+import pytest
+from samewise_steps.cases import Case
+from samewise_steps.compared import disagreements
+from samewise_steps.planting import source_of
+
+ONE = Case(
+    memory_format="channels_last",
+    replicas=3,
+    accumulate=2,
+    batch_size=18,
+    samples=50,
+    drop_last=False,
+    steps=3,
+    uneven=True,
+    clip_norm=0.1,
+    cosine=True,
+    average=(0.7, 1),
+    groups={"head": {"match": "head.*", "lr_factor": 3.0}},
+    options={"lr": 0.1, "momentum": 0.9},
+)
+HALF = ONE.varied(dtype="float16", drop_last=True, steps=2, uneven=False)
+TWO = ONE.varied(strategy="elastic", replicas=4, batch_size=24, samples=60, processes=2)
+DDP = Case(strategy="ddp", memory_format="channels_last", replicas=2, processes=2, batch_size=24, samples=49, drop_last=False, steps=3)
+
+FAULTS: dict[str, tuple[Case, str, str, str]] = {
+    "a sum with the wrong sign": (ONE, "strategies.tree", "left.tensor.add_(right.tensor)", "left.tensor.sub_(right.tensor)"),
+    "views that do not lie as the parameters": (
+        ONE,
+        "strategies.tree",
+        "tensor.as_strided(p.shape, dense_strides(p), start)",
+        "tensor[start : start + p.numel()].view(p.shape)",
+    ),
+    "a buffer that keeps the last step's sum": (ONE, "strategies.tree", "view.copy_(parameter.grad)", "view.add_(parameter.grad)"),
+    "a replica that goes on from another's statistics": (ONE, "strategies.tree", "if replica > 0:", "if replica > 1:"),
+    "statistics of no replica": (ONE, "strategies.tree", "self.set(self._kept)", "self.set(self._start)"),
+    "gradients that stay from the step before": (ONE, "run", "parameter.grad = None", "parameter.grad"),
+    "a mean that is multiplied by its count": (ONE, "run", "gradient.mul_(1.0 / tally.weight)", "gradient.mul_(tally.weight)"),
+    "clipping of small gradients": (ONE, "run", "max=1.0)", "min=1.0)"),
+    "clipping to the square root": (ONE, "run", "clip_norm / (norm + 1e-6)", "clip_norm / (norm.sqrt() + 1e-6)"),
+    "each micro-batch's own mean": (ONE, "loop", "loss.count if run.micro_batches == 1 else run.batch_size", "loss.count"),
+    "the next step's learning rate": (ONE, "loop", "run.schedule.before_step(run.step)", "run.schedule.before_step(run.step + 1)"),
+    "counts of one replica only": (ONE, "strategies.base", "Tally(left.count + right.count,", "Tally(left.count,"),
+    "a weight upside down": (ONE, "strategies.base", "return self.count / self.nominal", "return self.nominal / self.count"),
+    "micro-batches that leave samples out": (
+        ONE,
+        "data.plan",
+        "first + micro_batch * size // self.micro_batches,",
+        "first + micro_batch * (size // self.micro_batches),",
+    ),
+    "the same samples in every step": (ONE, "data.plan", "first = place * self.batch_size", "first = 0 * place * self.batch_size"),
+    "a factor that is added": (ONE, "optim.build", 'group["lr"] = factor * lr', 'group["lr"] = factor + lr'),
+    "an average the wrong way round": (ONE, "callbacks.ema", "mine.lerp_(theirs, alpha)", "mine.lerp_(theirs, 1 - alpha)"),
+    "gradients clipped while they are scaled": (HALF, "precision", "self._scaler.unscale_(optimizer)", "self._scaler.get_scale()"),
+    "another process's samples": (TWO, "strategies.elastic", "range(mine.start * self._accumulate,", "range(mine.start,"),
+    "shares added in no place": (TWO, "strategies.replicas", "rows[left].add_(rows[right])", "rows[right].add_(rows[left])"),
+    "a mean of means": (DDP, "strategies.ddp", "total.nominal *= self.peers.size", "total.nominal *= 1"),
+    "what another process sends lies otherwise": (DDP, "strategies.packing", "torch.empty_like(tensor)", "torch.empty(tensor.shape, dtype=tensor.dtype)"),
+    "pieces that overlap": (
+        DDP,
+        "strategies.packing",
+        "-(-tensor.numel() * tensor.element_size() // 16) * 16",
+        "tensor.numel() * tensor.element_size() // 64 * 16",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [ONE, HALF, TWO, DDP], ids=["one process", "float16", "two processes", "ddp"])
+def test_without_a_fault_they_agree(case: Case) -> None:
+    assert not disagreements(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "module", "right", "wrong"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_found(case: Case, module: str, right: str, wrong: str) -> None:
+    source = source_of(f"samewise.runner.{module}")
+    assert source.count(right) == 1, "the fault's place has changed"
+    try:
+        found = disagreements(case, (f"samewise.runner.{module}", source.replace(right, wrong)))
+    except AssertionError as error:  # a rank has failed, or the ranks have come apart
+        found = [str(error)]
+    assert found
+    assert not any("SyntaxError" in line or "NameError" in line for line in found)
