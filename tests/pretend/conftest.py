@@ -1,0 +1,37 @@
+"""Puts `pretended_cuda` within reach of the tests here: no folder of tests is on sys.path."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if "pretended_cuda" not in sys.modules:
+    _init = Path(__file__).with_name("pretended_cuda") / "__init__.py"
+    _spec = importlib.util.spec_from_file_location("pretended_cuda", _init, submodule_search_locations=[str(_init.parent)])
+    assert _spec is not None
+    assert _spec.loader is not None
+    sys.modules[_spec.name] = _module = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Torch's builds for the CPU alone cannot say `cuda`."""
+    if not torch.backends.cuda.is_built():
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="this torch is built without CUDA"))
+
+
+@pytest.fixture
+def device() -> Iterator[Any]:
+    """The pretended CUDA device, for the time of a test."""
+    from pretended_cuda import pretended
+
+    with pretended() as made:
+        yield made

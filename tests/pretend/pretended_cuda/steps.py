@@ -1,0 +1,48 @@
+"""What a step of a recipe, and an evaluation batch, make a CUDA device do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pretended_cuda.counts import Counts
+from pretended_cuda.device import pretended
+from samewise.runner import evaluation, loop
+from samewise.runner.build import build
+from samewise.runner.compose import compose
+from samewise.runner.errors import Interrupted
+from samewise.runner.folder import RunFolder
+from samewise.runner.project import Project, find
+from samewise.runner.session import session
+
+STEADY = 2
+"""The step that is counted: optimizers have their state by then."""
+ALONE = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0")
+
+
+def counted(overrides: Sequence[str], folder: Path, project: Project | None = None) -> dict[str, Counts]:
+    """The counts of one `step`, with what is recorded of it, and of one `evaluation_batch`, with the metrics made of it.
+
+    Args:
+        overrides: Of the experiment, which is trained at debug=tiny.
+        folder: Empty; the run's.
+        project: Where its parts may lie.
+
+    Raises:
+        DeviceError: a real device would refuse it.
+    """
+    project = project or find(folder)
+    composed = compose([*overrides, *ALONE], project=project)
+    with pretended() as device:
+        run = build(composed, project, RunFolder(folder))
+        with suppress(Interrupted), session(run):
+            batches = run.batches()
+            for _ in range(STEADY):
+                batch = next(batches)
+                with device.counting() as step:
+                    run.record(loop.train_step(run, batch))
+            with device.counting() as evaluated:
+                evaluation.rehearse(run)
+            raise Interrupted("counted")
+    return {"step": step, "evaluation_batch": evaluated}

@@ -1,0 +1,245 @@
+"""The pretended device refuses what CUDA refuses, and counts what CUDA would start, copy and wait for."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from pretended_cuda import Counts, DeviceError, PretendedDevice, pretended
+from torch import Tensor, nn
+
+from samewise.runner import streams
+
+
+def ours(*shape: int) -> Tensor:
+    return torch.ones(*shape, device="cuda")
+
+
+def counted(device: PretendedDevice, what: Callable[[], Any]) -> Counts:
+    with device.counting() as counts:
+        what()
+    return counts
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+
+
+def trained(device: str, **options: Any) -> list[Tensor]:
+    """The weights after three steps."""
+    model = network().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(device)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), torch.tensor([0, 1, 1, 0], device=device)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {}])
+def test_a_model_trains_on_it_as_on_the_cpu(device: PretendedDevice, options: dict[str, bool]):
+    for here, there in zip(trained("cpu", **options), trained("cuda", **options), strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-6)  # clipping adds its squares in another order
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_recurrent_layer_is_one_launch_and_learns_as_on_the_cpu(device: PretendedDevice, kind: type[nn.RNNBase]):
+    heard, layers = torch.randn(2, 7, 3), [kind(3, 4, 2, batch_first=True, bidirectional=True)]
+    layers.append(copy.deepcopy(layers[0]).cuda())
+    spoken = [layer(x)[0] for layer, x in zip(layers, (heard, heard.cuda()), strict=True)]
+    for out in spoken:
+        out.square().sum().backward()
+    torch.testing.assert_close(spoken[0], spoken[1].cpu())
+    for one, other in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad.cpu())
+    begin = ours(4, 2, 4)
+    assert counted(device, lambda: layers[1](heard.cuda(), begin if kind is nn.GRU else (begin, begin))).launches == 1
+
+
+def test_a_gru_cell_computes_as_on_the_cpu(device: PretendedDevice):
+    cell = nn.GRUCell(3, 4)
+    x, state = torch.randn(2, 3), torch.randn(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(copy.deepcopy(cell).cuda()(x.cuda(), state.cuda()).cpu(), cell(x, state))
+
+
+def test_moving_a_model_keeps_its_parameters_the_objects_that_they_are(device: PretendedDevice):
+    model = network()
+    before = list(model.parameters())
+    assert all(one is other and one.is_cuda for one, other in zip(before, model.cuda().parameters(), strict=True))
+    assert all(isinstance(one, nn.Parameter) and one.is_leaf and one.requires_grad for one in before)
+
+
+MIXED: dict[str, Callable[[], Any]] = {
+    "sum": lambda: ours(2) + torch.ones(2),
+    "product": lambda: torch.ones(2, 2) @ ours(2, 2),
+    "list": lambda: torch.cat([ours(2), torch.ones(2)]),
+    "number where none may be": lambda: torch.stack([ours(1)[0], torch.tensor(1.0)]),
+    "layer": lambda: network()(ours(1, 3, 8, 8)),
+    "input": lambda: network().cuda()(torch.ones(1, 3, 8, 8)),
+    "label": lambda: F.cross_entropy(ours(2, 2), torch.tensor([0, 1])),
+    "index on a tensor of the CPU": lambda: torch.ones(2)[torch.tensor([1]).cuda()],
+    "value to set": lambda: ours(2).index_put_((torch.tensor([1]).cuda(),), torch.ones(1)),
+    "change in place": lambda: torch.ones(2).add_(ours(2)),
+    "change of a number in place": lambda: torch.zeros(()).add_(torch.ones((), device="cuda")),
+    "draw": lambda: ours(2).normal_(generator=torch.Generator()),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_tensors_of_both_devices_are_refused_with_the_line(device: PretendedDevice, case: str):
+    with pytest.raises(DeviceError, match=r"(same device|'cuda' device type)[^\n]*\n    at tests/pretend/test_device.py:\d+ \("):
+        MIXED[case]()
+
+
+def test_torchs_own_refusals_stay(device: PretendedDevice):
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.stft(ours(64), 16, window=torch.ones(16), return_complex=True)
+
+
+ALLOWED: dict[str, Callable[[], Any]] = {
+    "number": lambda: ours(2) * torch.tensor(3.0),
+    "number first": lambda: torch.tensor(3.0) - ours(2),
+    "limit": lambda: torch.clamp(ours(2), max=torch.tensor(0.5)),
+    "choice": lambda: torch.where(ours(2) > 0, ours(2), torch.tensor(0.0)),
+    "fill": lambda: ours(2).masked_fill(ours(2) > 0, torch.tensor(2.0)),
+    "setting": lambda: ours(2).__setitem__(0, torch.tensor(2.0)),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_a_number_in_a_cpu_tensor_may_take_part_where_a_number_may(device: PretendedDevice, case: str):
+    made = ALLOWED[case]()
+    assert made is None or made.device == torch.device("cuda", 0)
+
+
+UNREADABLE: dict[str, Callable[[Tensor], Any]] = {
+    "numpy": lambda tensor: tensor.numpy(),
+    "asarray": np.asarray,
+    "data_ptr": lambda tensor: tensor.data_ptr(),
+    "storage": lambda tensor: tensor.untyped_storage(),
+    "dlpack": np.from_dlpack,
+    "no kernel": lambda tensor: torch.histogram(tensor, 3),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_paths_of_the_cpu_alone_are_refused_with_the_line(device: PretendedDevice, case: str):
+    with pytest.raises(DeviceError, match=r"\n    at tests/pretend/test_device.py:\d+"):
+        UNREADABLE[case](ours(3))
+
+
+def test_what_has_no_deterministic_kernel_is_refused_where_such_are_asked_for(device: PretendedDevice):
+    scores = torch.zeros(2, 3, 4, 4, device="cuda")
+    labels = torch.zeros(2, 4, 4, dtype=torch.int64, device="cuda")
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(False)
+        F.cross_entropy(scores, labels)
+        torch.use_deterministic_algorithms(True)
+        with pytest.raises(RuntimeError, match="nll_loss2d_forward_cuda does not have a deterministic implementation"):
+            F.cross_entropy(scores, labels)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+WAITS: dict[str, tuple[Callable[[Tensor], Any], int, int]] = {  # what, waits, copies to the host
+    "item": (lambda x: x.sum().item(), 1, 1),
+    "float": (lambda x: float(x.sum()), 1, 1),
+    "truth": (lambda x: bool(x.sum() > 0), 1, 1),
+    "list": (lambda x: x.tolist(), 1, 1),
+    "cpu": (lambda x: x.cpu(), 1, 1),
+    "cpu without blocking": (lambda x: x.to("cpu", non_blocking=True), 0, 1),
+    "copy out": (lambda x: torch.empty(4).copy_(x), 1, 1),
+    "equal": (lambda x: torch.equal(x, x + 0), 1, 1),
+    "nonzero": (lambda x: x.nonzero(), 1, 0),
+    "where": (lambda x: torch.where(x > 0), 1, 0),
+    "mask": (lambda x: x[x > 0], 1, 0),
+    "set by mask": (lambda x: x.__setitem__(x > 0, 2.0), 0, 0),
+    "set by mask, values": (lambda x: x.__setitem__(x > 0, torch.ones(4, device="cuda")), 1, 0),
+    "unique": (lambda x: x.unique(), 1, 0),
+    "masked_select": (lambda x: x.masked_select(x > 0), 1, 0),
+    "repeat_interleave": (lambda x: x.repeat_interleave(torch.full((4,), 2, device="cuda")), 1, 0),
+    "repeat_interleave of known size": (lambda x: x.repeat_interleave(torch.full((4,), 2, device="cuda"), output_size=8), 0, 0),
+    "number in": (lambda x: x + torch.tensor(1.0), 0, 0),
+    "arithmetic": (lambda x: (x * 2 + 1).softmax(0), 0, 0),
+    "index": (lambda x: x[torch.zeros(2, dtype=torch.int64, device="cuda")], 0, 0),
+    "index of the CPU": (lambda x: x[torch.zeros(2, dtype=torch.int64)], 1, 0),
+    "synchronize": (lambda x: torch.cuda.synchronize(), 1, 0),
+}
+
+
+@pytest.mark.parametrize("case", WAITS)
+def test_waits_are_counted(device: PretendedDevice, case: str):
+    what, waits, copies = WAITS[case]
+    tensor = ours(4)
+    found = counted(device, lambda: what(tensor))
+    assert (found.waits, found.copies_out) == (waits, copies)
+
+
+def test_copies_are_counted_with_their_bytes_and_whether_they_block(device: PretendedDevice):
+    here = torch.ones(5, dtype=torch.float64)
+    found = counted(device, lambda: (here.cuda(), here.to("cuda", non_blocking=True), torch.tensor([1.0, 2.0], device="cuda"), ours(5).copy_(here)))
+    assert (found.copies_in, found.blocking_copies_in, found.bytes_in) == (4, 3, 3 * 40 + 8)
+    there = ours(3)
+    found = counted(device, lambda: (there.cpu(), there.sum().item(), there.to("cpu", non_blocking=True)))
+    assert (found.copies_out, found.blocking_copies_out, found.bytes_out) == (3, 2, 12 + 4 + 12)
+    assert found.waits == 2
+
+
+def test_views_moves_to_where_a_tensor_is_and_room_launch_nothing(device: PretendedDevice):
+    tensor = ours(4, 6)
+    found = counted(device, lambda: (tensor[0].view(2, 3).t().unsqueeze(0), tensor.to("cuda"), tensor.cuda(), torch.empty_like(tensor), tensor.split(2)))
+    assert found.totals() == dict.fromkeys(found.totals(), 0)
+    assert tensor.to("cuda") is tensor
+
+
+def test_a_backward_pass_counts_at_the_line_that_asks_for_it(device: PretendedDevice):
+    weight = ours(3).requires_grad_()
+    loss = (weight * 2).sum()
+    found = counted(device, loss.backward)
+    assert found.launches == 2  # of ones, and a product
+    assert {place.partition(":")[0] for place in found.lines("launches")} == {"tests/pretend/test_device.py"}
+
+
+def test_the_clipped_norm_is_taken_of_all_gradients_at_once(device: PretendedDevice):
+    model = network().cuda()
+    model(ours(1, 3, 8, 8)).sum().backward()
+    assert counted(device, lambda: nn.utils.get_total_norm([one.grad for one in model.parameters()])).launches == 3  # norms, stack, norm of them
+
+
+def test_draws_are_the_devices_own_and_follow_its_seed(device: PretendedDevice):
+    def drawn() -> list[float]:
+        with streams.scope(3, "step", 1):
+            return [*F.dropout(ours(8), 0.5).tolist(), *torch.rand(2, device="cuda").tolist()]
+
+    before = torch.default_generator.get_state()
+    assert drawn() == drawn() != drawn()[::-1]
+    torch.rand(2, device="cuda")
+    assert torch.equal(before, torch.default_generator.get_state())
+
+
+def test_copies_of_a_parameter_are_parameters(device: PretendedDevice):
+    weight = nn.Parameter(ours(3))
+    for made in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        assert isinstance(made, nn.Parameter)
+        assert made.is_cuda
+        assert made is not weight
+        assert made.tolist() == weight.tolist()
+
+
+def test_afterwards_torch_is_as_it_was():
+    before = (torch.cuda.is_available(), torch.cuda.is_available, torch.gru_cell, nn.Module._apply, torch._C._only_lift_cpu_tensors())
+    with pretended():
+        assert torch.cuda.is_available()
+    assert before == (torch.cuda.is_available(), torch.cuda.is_available, torch.gru_cell, nn.Module._apply, torch._C._only_lift_cpu_tensors())
+    assert torch.ones(2).add(1).tolist() == [2.0, 2.0]
