@@ -33,7 +33,8 @@ HOOKS = ("fp16", "bf16", "powersgd")
 class DDP(OneReplicaEach):
     """Gradients are averaged by all-reduce, in whatever order that adds: `replicas` is the number of processes and part of what the result is.
 
-    Run again on as many processes it gives the same bits; resumed on three or more it need not, since DDP arranges its buckets anew after the first step.
+    Run again on as many processes it gives the same bits; resumed on three or more it need not, since DDP arranges its buckets anew after the first step,
+    and PowerSGD's error feedback is not saved: a resumed run begins it anew, after `powersgd_start_step` steps.
     Its further settings are those of `Ranks`.
 
     Args:

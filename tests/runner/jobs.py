@@ -30,6 +30,7 @@ import os, sys
 os.environ.update({variables!r})
 for number, name in ((1, "stdout"), (2, "stderr")):
     os.dup2(os.open(f"{said}.{{name}}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+{before}
 from samewise.runner.cli import main
 sys.exit(main({arguments!r}))
 """
@@ -43,12 +44,29 @@ STARTED: list[multiprocessing.context.ForkServerProcess] = []
 
 
 class Job:
-    """Some ranks of one run."""
+    """Some ranks of one run.
+
+    Args:
+        run_root: Where the run is kept.
+        size: How many ranks the run has.
+        overrides: After those of `experiment`.
+        experiment: What is trained.
+        started: How many of the ranks to start; None: all.
+        port: Where they meet; None: a free one.
+        before: Code that each runs first.
+    """
 
     def __init__(
-        self, run_root: Path, size: int, *overrides: str, experiment: Sequence[str] = TINY, started: int | None = None, port: int | None = None
+        self,
+        run_root: Path,
+        size: int,
+        *overrides: str,
+        experiment: Sequence[str] = TINY,
+        started: int | None = None,
+        port: int | None = None,
+        before: str = "",
     ) -> None:
-        self.run_root = run_root
+        self.run_root, self._before = run_root, before
         run_root.mkdir(parents=True, exist_ok=True)
         self._files = [run_root / f"said-{time.monotonic_ns()}-{rank}" for rank in range(started or size)]
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port or free_port()), "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -56,7 +74,7 @@ class Job:
 
     def _start(self, rank: int, size: int, address: dict[str, str], overrides: list[str]) -> multiprocessing.context.ForkServerProcess:
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), **address}
-        code = RANK.format(variables=variables, said=self._files[rank], arguments=["train", *overrides, "--json"])
+        code = RANK.format(variables=variables, said=self._files[rank], arguments=["train", *overrides, "--json"], before=self._before)
         process = FORKS.Process(target=exec, args=(code, {}))
         process.start()
         STARTED.append(process)

@@ -7,6 +7,7 @@ cannot look into has to be named in `OPAQUE`, so nothing is passed over in silen
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import enum
 import functools
@@ -22,6 +23,8 @@ import xxhash
 from torch import Tensor
 
 PLAIN = (type(None), bool, int, str, bytes, complex, range, slice, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, type(Ellipsis))
+ITERATORS = (type(iter(())), type(iter([])), type(iter(range(0))))
+"""Those that can be read without being used up."""
 OPAQUE = {
     "Lock": "guards, holds nothing",
     "RLock": "guards, holds nothing",
@@ -37,6 +40,10 @@ OPAQUE = {
     "Reducer": "DDP's, in C++: what it holds shows in the next step's bits",
     "Logger": "DDP's statistics",
     "Store": "a connection",
+    "FSDPState": "fully sharded data parallelism's, in which weights are gathered: the shards are the model's parameters",
+    "FSDPParam": "the same",
+    "FSDPParamGroup": "the same",
+    "PyRRef": "lives in another process, which sees it itself",
 }
 """Classes that are not looked into, by name, with the reason."""
 
@@ -65,7 +72,9 @@ def difference(one: Paths, other: Paths) -> str | None:
 def of_tensor(tensor: Tensor) -> tuple[Any, ...]:
     """A tensor's kind, dtype, shape, strides and device, whether it takes gradients, and a digest of its bytes."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    data = local.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() if local.numel() else b""
+    # a copy, because torch does not resize what NumPy looks at, as fully sharded data parallelism wants to
+    missing = local.is_meta or not local.numel() or not local.untyped_storage().nbytes()  # the last: set free until it is gathered again
+    data = b"" if missing else local.detach().cpu().flatten().clone().view(torch.uint8).numpy()
     kind = type(tensor).__name__, str(tensor.dtype), list(tensor.shape), list(local.stride()), str(tensor.device), tensor.requires_grad
     return (*kind, xxhash.xxh3_64_hexdigest(data))
 
@@ -102,6 +111,8 @@ class _Walk:
         if isinstance(value, Tensor):
             self._tensor(path, value)
             yield from ((f".{name}", inner) for name, inner in vars(value).items() if self._wanted(value, name))
+        elif isinstance(value, ITERATORS):
+            yield ".rest", list(copy.copy(value))
         elif isinstance(value, torch.Generator | np.random.RandomState):
             yield ".get_state()", value.get_state()
         elif isinstance(value, random.Random):

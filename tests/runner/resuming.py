@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import samewise_runner_jobs as jobs
 import torch
 from samewise_runner_reachable import Paths, difference, reachable
-from samewise_runner_resuming_space import CONFIGS
+from samewise_runner_resuming_space import CONFIGS, TINY
 
 from samewise.runner import checkpoint, environment, loop
 from samewise.runner.build import build
@@ -41,6 +43,15 @@ NEVER = {
     ("Trace", "last"): "the newest line, for who asks after a step that has one",
     ("Optimizer", "defaults"): "read while parameter groups are made; torch adds what older checkpoints lack",
     ("Checkpoints", "_thread"): "writes beside training",
+    ("Processes", "doing"): "words for a message",
+    ("DistributedDataParallel", "_has_rebuilt_buckets"): "DDP arranges its buckets anew after the first step, which is why it promises R0",
+    ("Pipeline", "_made"): "schedules by the shapes that they are for, each made when the first such batch comes",
+    **{
+        ("ZeroRedundancyOptimizer", f"_{name}_cache"): "made at its first use"
+        for name in ("param_to_index", "index_to_param", "param_to_rank", "partition_parameters")
+    },
+    ("ZeroRedundancyOptimizer", "state"): "torch leaves there what it has loaded; its `optim` has the state",
+    ("ZeroRedundancyOptimizer", "_all_state_dicts"): "gathered for the last checkpoint",
     ("Strategy", "_heard"): "how these tests stop a run",
     ("Strategy", "_agreed"): "how these tests stop a run",
     ("Throughput", "_since"): "a clock",
@@ -55,6 +66,9 @@ AFTER_A_STEP = {
     ("Optimizer", "_need_device_dtype_check_for_fused"): "the check is made before the first step",
     ("Bucket", "_free"): "memory to write into",
     ("Bucket", "_given"): "memory to write into",
+    ("DistributedDataParallel", "_lazy_init_ran"): "what DDP leaves to its first step",
+    ("Mine", "strides"): "those of a step's inputs, which come with them",
+    ("Mine", "asked"): "a step's inputs",
     ("Replicas", "_waiting"): "set before each step's last backward pass",
     ("TreeExchange", "_received"): "memory to write into",
     ("GradScaler", "_scale"): "made at the first step from _init_scale; state_dict() gives its value",
@@ -87,9 +101,11 @@ def watched(note: Note, *, before_step: Callable[[Run], None] = lambda run: None
     train_step, evaluate, record = loop.train_step, loop.evaluate, Run.record
 
     def all_of(run: Run, moment: str, **further: Any) -> None:
-        further |= {} if moment == "begins" else {"generators": _generators()}  # every step's forward pass begins by seeding them
+        if moment != "begins" and run.strategy.micro_batches:  # every forward pass begins by seeding them, those that a process serves others by too
+            further["generators"] = _generators()
         everything = {"model": run.model, "strategy": run.strategy, "run": run, "switches": _switches(), **further}
-        note((moment, run.step), reachable(everything, skipped={**SKIPPED[moment], **skipped}))
+        if "tracker" in vars(run):  # else it is the step that a check tries
+            note((moment, run.step), reachable(everything, skipped={**SKIPPED[moment], **skipped}))
 
     def noted_step(run: Run, micro_batches: Any) -> Any:
         all_of(run, "begins", given=micro_batches)
@@ -210,6 +226,31 @@ def left(folder: Path) -> Paths:
     )
 
 
+def watch_rank(file: str) -> None:
+    """In a rank's process: note all that can be reached, at each moment, in a file of its own."""
+    handle = open(f"{file}-{os.environ['RANK']}.jsonl", "w")  # noqa: SIM115 (for as long as the process lives)
+
+    def note(moment: Moment, paths: Paths) -> None:
+        handle.write(json.dumps([moment, {path: repr(value) for path, value in paths.items()}]) + "\n")
+        handle.flush()
+
+    _FOR_GOOD.enter_context(watched(note))
+
+
+_FOR_GOOD = ExitStack()
+
+
+def on_ranks(run_root: Path, ranks: int, *overrides: str) -> list[Seen]:
+    """Train to the end on so many processes; what each of them saw."""
+    helpers = Path(__file__).with_name("conftest.py")
+    before = f"import runpy; runpy.run_path({str(helpers)!r}); import samewise_runner_resuming; samewise_runner_resuming.watch_rank({str(run_root / 'seen')!r})"
+    job = jobs.Job(run_root, ranks, f"--config-dir={CONFIGS}", *overrides, experiment=TINY, before=before)
+    codes = job.wait()
+    assert codes == [0] * ranks, f"{codes} {job.errors} {job.output}"
+    lines = [[json.loads(line) for line in (run_root / f"seen-{rank}.jsonl").read_text().splitlines()] for rank in range(ranks)]
+    return [Seen({(name, step): paths for (name, step), paths in seen}) for seen in lines]
+
+
 def cut(folder: Path, target: Path, *, after: int) -> Path:
     """A copy of a run as if it had been killed when its checkpoint of that step was the newest whole one."""
     shutil.copytree(folder, target, symlinks=True)
@@ -221,14 +262,21 @@ def cut(folder: Path, target: Path, *, after: int) -> Path:
     return target
 
 
-def first_difference(whole: Seen, pieces: Seen) -> str | None:
-    """The first moment and path at which they differ, in the order of training; None where they agree from where the pieces begin to where they end."""
+def first_difference(whole: Seen, pieces: Seen, *, without: Sequence[str] = ()) -> str | None:
+    """The first moment and path at which they differ, in the order of training; None where they agree from where the pieces begin to where they end.
+
+    Args:
+        whole: What was seen of a run that was not stopped.
+        pieces: What was seen of the same run when it was.
+        without: Beginnings of paths that are not compared.
+    """
     expected, found = list(whole.moments), list(pieces.moments)
     start = expected.index(found[0]) if found else 0
     if expected[start : start + len(found)] != found:
         return f"moments: {expected} and {found}"
     for moment, paths in pieces.moments.items():
-        if apart := difference(whole.moments[moment], paths):
+        one, other = ({path: value for path, value in some.items() if not path.startswith(tuple(without))} for some in (whole.moments[moment], paths))
+        if apart := difference(one, other):
             return f"{moment[0]} at step {moment[1]}: {apart}"
     apart = difference(whole.left, pieces.left) if pieces.left else None
     return f"left on disk: {apart}" if apart else None

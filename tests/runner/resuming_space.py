@@ -21,11 +21,12 @@ OPTIMIZERS = {
     "adamw, foreach": ["optimizer=adamw", "optimizer.foreach=true", "optimizer.lr=0.01"],
     "asgd, averaging": ["optimizer=asgd", "optimizer.t0=2"],
 }
+"""One for each choice of the group; then three in other ways."""
 STEADY = {"adadelta", "adafactor", "adagrad", "asgd", "rprop", "asgd, averaging"}
 """Those with neither momentum nor betas, which a schedule could move."""
 SCHEDULERS = {
-    **{name: [f"scheduler={name}"] for name in ("constant", "cosine", "exponential", "polynomial", "one_cycle", "warm_up_then_plateau")},
-    "cosine by steps": ["scheduler=cosine", "scheduler.unit=step"],
+    **{name: [f"scheduler={name}"] for name in ("constant", "exponential", "polynomial", "one_cycle", "warm_up_then_plateau")},
+    "cosine": ["scheduler=cosine", "scheduler.unit=step"],
     "linear_warmup": ["scheduler=linear_warmup", "scheduler.duration=4", "scheduler.unit=step"],
     "multi_step": ["scheduler=multi_step", "scheduler.milestones=[1]"],
     "plateau": ["scheduler=plateau", "scheduler.patience=0", "scheduler.threshold=10.0", "scheduler.cooldown=1"],

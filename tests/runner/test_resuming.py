@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 from samewise_runner_resuming import Killed, composed, first_difference, stopped, trained
-from samewise_runner_resuming_space import OPTIMIZERS, SCHEDULERS, TINY, drawn
+from samewise_runner_resuming_space import FURTHER, OPTIMIZERS, SCHEDULERS, TINY, drawn
 
 from samewise.runner import checkpoint
+from samewise.runner.compose import choices_of
 from samewise.runner.interfaces import Callback
+from samewise.runner.project import Project
 from samewise.runner.run import Run
 
 
@@ -41,11 +44,14 @@ def resumed(tmp_path):
     return run
 
 
-ROUND = [*zip(OPTIMIZERS, [*SCHEDULERS, "one_cycle", "torch"], strict=True)]
-"""Each optimizer and each schedule at least once."""
+def test_every_choice_is_drawn():
+    for group, drawn_from in {"optimizer": OPTIMIZERS, "scheduler": SCHEDULERS}.items():
+        assert choices_of(group, project=Project(Path.cwd())).keys() <= {*drawn_from}
+    drawn_callbacks = str(FURTHER["callbacks"])
+    assert all(name in drawn_callbacks for name in choices_of("callbacks", project=Project(Path.cwd())) if name not in ("none", "progress"))
 
 
-@pytest.mark.parametrize(("number", "optimizer", "scheduler"), [(number, *pair) for number, pair in enumerate(ROUND)])
+@pytest.mark.parametrize(("number", "optimizer", "scheduler"), [(number, *pair) for number, pair in enumerate(zip(OPTIMIZERS, SCHEDULERS, strict=False))])
 def test_each_optimizer_and_schedule_with_a_random_choice_of_the_rest(resumed, number, optimizer, scheduler):
     overrides = drawn(random.Random(number), optimizer, scheduler)
     assert resumed(*overrides) is None, f"samewise train {' '.join(overrides)}"

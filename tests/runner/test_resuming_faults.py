@@ -111,4 +111,4 @@ def test_what_a_callback_does_not_save_is_found_and_named(tmp_path):
 
 def test_what_cannot_be_looked_into_is_no_silence():
     with pytest.raises(AssertionError, match=r"\['position'\] is a .*, which cannot be looked into"):
-        reachable({"position": iter([1, 2])})
+        reachable({"position": zip([1], [2], strict=True)})
