@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import errno
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -174,8 +175,8 @@ class Checkpoints:
                 shutil.rmtree(one.path, ignore_errors=True)
 
     def _best_first(self, kept: list[Kept]) -> list[Kept]:
-        scored = [(self._sign * one.metrics[self._monitor], one.step, one) for one in kept if one.metrics and self._monitor in one.metrics]
-        return [one for _, _, one in sorted(scored, key=lambda entry: entry[:2])]
+        scored = [(self._sign * one.metrics[self._monitor], one) for one in kept if one.metrics and self._monitor in one.metrics]
+        return [one for _, one in sorted(scored, key=lambda entry: (math.inf if math.isnan(entry[0]) else entry[0], math.isnan(entry[0]), entry[1].step))]
 
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename what lies beyond `step`: damaged ones, when an older one is resumed from. Leftovers of interrupted writes are removed.

@@ -123,6 +123,6 @@ def _evaluating(model: nn.Module) -> Generator[None]:
 def _compare_with_best(run: Run) -> None:
     monitor, mode = run.evaluate.monitor, str(run.evaluate.mode)
     require_monitored(run, run.metrics)
-    value, best = run.metrics[monitor], run.best.get(monitor, math.inf if mode == "min" else -math.inf)
-    if not run.best or (value < best if mode == "min" else value > best):
+    value, best = run.metrics[monitor], run.best.get(monitor, math.nan)
+    if not run.best or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best):
         run.best = {**run.metrics, "step": run.step}

@@ -6,7 +6,6 @@ replicas in a fixed order, average, clip, check that all is finite, step.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +16,8 @@ from torch import Tensor
 from samewise.runner import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.digest import combined
-from samewise.runner.errors import Problem, TrainingError
 from samewise.runner.evaluation import evaluate
+from samewise.runner.finite import require_finite_step
 from samewise.runner.run import Run, TrainingPhase
 from samewise.runner.session import session
 from samewise.runner.strategies.base import Tally
@@ -26,12 +25,12 @@ from samewise.runner.strategies.base import Tally
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step came to. `step` counts from 1; losses are means over what the recipe counts."""
+    """What a step came to. `step` counts from 1; losses are means over what the recipe counts; the norm is the last phase's, before clipping."""
 
     step: int
     losses: Mapping[str, float]
     count: float
-    gradient_norm: float | None
+    gradient_norm: float
     batch: int
     inputs: int
 
@@ -40,7 +39,7 @@ def fit(run: Run) -> dict[str, Any]:
     """Train until the end from wherever the run stands, and return its summary.
 
     Raises:
-        TrainingError: the loss is not finite, a disk is full, an operator is not deterministic.
+        TrainingError: the loss, a gradient or a weight is not finite, a disk is full, an operator is not deterministic.
         Interrupted: asked to stop; the run is saved.
     """
     with session(run):
@@ -59,7 +58,7 @@ def fit(run: Run) -> dict[str, Any]:
 def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     """One optimizer step on one global batch; several, in the recipe's order, where it has several phases."""
     losses: dict[str, float] = {}
-    tally, norm, seen = Tally(), None, []
+    tally, norm, seen = Tally(), 0.0, []
     run.schedule.before_step(run.step)
     for phase in run.phases:
         if phase.number:
@@ -71,7 +70,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         seen += tally.seen
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
         losses |= tally.means(prefix="" if len(run.phases) == 1 else f"{phase.spec.name}/")
-        _require_finite(run, losses, norm)
+        require_finite_step(run, losses, norm)
         run.precision.step(phase.optimizer)
     run.precision.update()
     run.step += 1
@@ -86,18 +85,3 @@ def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor,
         loss = run.recipe.loss(run.network, batch, phase.spec)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
     return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.trace.seen(run.step + 1, micro.batch, batch))
-
-
-def _require_finite(run: Run, losses: Mapping[str, float], norm: float | None) -> None:
-    for name, value in losses.items():
-        if not math.isfinite(value):
-            rates = ", ".join(f"{rate:g}" for rate in run.learning_rates())
-            raise TrainingError(
-                Problem(
-                    f"step {run.step + 1}",
-                    f"the {name} is not finite; the learning rate was {rates}, the gradient's norm {'not computed' if norm is None else f'{norm:g}'}",
-                    value,
-                    "a finite number",
-                    "lower optimizer.lr, warm up, or set clip_norm; a checkpoint from before this step, if there is one, is kept",
-                )
-            )

@@ -13,6 +13,9 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+_LEAST_SCALE = 2.0**-24
+"""A loss scale that has been halved until here has not made a gradient overflow."""
+
 
 class Precision:
     """How the forward pass computes and how the backward pass is scaled. Weights and optimizer states stay float32.
@@ -63,6 +66,10 @@ class Precision:
             self._scaler.step(optimizer)
         else:
             optimizer.step()
+
+    def may_overflow(self) -> bool:
+        """Whether a gradient that is not finite is the loss scale's doing, and `step` skips it: not where the scale has become too small for that."""
+        return self._scaler.is_enabled() and self._scaler.get_scale() >= _LEAST_SCALE
 
     def update(self) -> None:
         """Adapt the loss scale, once all of a step's optimizers have stepped."""

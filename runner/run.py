@@ -21,6 +21,7 @@ from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.digest import weights_sha256
 from samewise.runner.errors import Interrupted, Problem
+from samewise.runner.finite import not_finite, require_finite_model, total_norm
 from samewise.runner.folder import RunFolder
 from samewise.runner.interfaces import Batch, Callback, Phase, Recipe, Scores
 from samewise.runner.optim.build import load_state
@@ -43,7 +44,7 @@ class TrainingPhase:
     optimizer: Optimizer
     others: Sequence[nn.Parameter] = ()
     """The parameters that only other phases train."""
-    total_norm: Callable[[Sequence[Tensor]], Tensor] = nn.utils.get_total_norm
+    total_norm: Callable[[Sequence[Tensor]], Tensor] = total_norm
     """The 2-norm of some gradients together."""
 
     @contextmanager
@@ -61,19 +62,18 @@ class TrainingPhase:
         """Of its parameter groups, without repeats, in order."""
         return list(dict.fromkeys(float(group["lr"]) for group in self.optimizer.param_groups))
 
-    def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> float | None:
-        """Make the sums of gradients the gradient of the mean loss, and clip it. Returns its norm before clipping, where that was needed."""
+    def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> float:
+        """Make the sums of gradients the gradient of the mean loss, and clip it. Returns its 2-norm before clipping."""
         precision.unscale(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if tally.weight != 1.0:
             for gradient in gradients:
                 gradient.mul_(1.0 / tally.weight)
-        if clip_norm is None:
-            return None
         norm = self.total_norm(gradients)
-        scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale)
+        if clip_norm is not None:
+            scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+            for gradient in gradients:
+                gradient.mul_(scale)
         return norm.item()
 
 
@@ -148,6 +148,8 @@ class Run:
         self._parameters = list(self.model.parameters())
         self._pending: dict[str, float] = {}
         self._recording = False
+        self.infinite = frozenset(not_finite(self.model.state_dict().items()))
+        """The names of what is not finite from the start, as a mask may be."""
 
     @property
     def config(self) -> Any:
@@ -275,7 +277,12 @@ class Run:
             callback.load_state_dict(state["callbacks"].get(name, {}))
 
     def save(self) -> None:
-        """Write a checkpoint, and make what was logged up to it durable."""
+        """Write a checkpoint, and make what was logged up to it durable.
+
+        Raises:
+            TrainingError: a weight is not finite, or the checkpoint before this one could not be written.
+        """
+        require_finite_model(self)
         state = self._in_shards() if self.checkpoint.sharded and self.strategy.shards > 1 else self.strategy.whole(self.state())
         if self.strategy.is_main:
             self.tracker.checkpointed(self.step)

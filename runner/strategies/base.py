@@ -17,6 +17,7 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.digest import digests
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.finite import total_norm
 from samewise.runner.interfaces import Loss
 from samewise.runner.strategies.peers import Alone, Peers
 
@@ -162,7 +163,7 @@ class Strategy(abc.ABC):
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """float32[]: the 2-norm of all gradients together."""
-        return nn.utils.get_total_norm(gradients)
+        return total_norm(gradients)
 
     def copied(self, model: nn.Module) -> nn.Module:
         """A copy of the run's model that lives as it does, for an average of weights."""

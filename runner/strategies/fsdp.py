@@ -129,7 +129,7 @@ class FSDP(OneReplicaEach):
         return [combined(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        norm = super().total_norm(gradients)
+        norm = nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def copied(self, model: nn.Module) -> nn.Module:

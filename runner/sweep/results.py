@@ -234,12 +234,12 @@ def spread(of_setting: Sequence[Outcome]) -> Spread:
 
 
 def ranked(all_outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    """Settings, the best mean first, those without any result last."""
+    """Settings, the best mean first; then those with a seed whose result is NaN, and those without any result last."""
     settings = by_setting(all_outcomes)
     sign = -1.0 if settings and settings[0][0].point.mode == "max" else 1.0
 
-    def place(one: Sequence[Outcome]) -> tuple[bool, float]:
+    def place(one: Sequence[Outcome]) -> tuple[bool, bool, float]:
         mean = spread(one).mean
-        return (math.isnan(mean), sign * mean)
+        return (math.isnan(mean), any(math.isnan(seed.value) for seed in one if seed.state is State.finished), sign * mean)
 
     return sorted(settings, key=place)

@@ -51,7 +51,7 @@ def print_settings(folder: SweepFolder, found: Sequence[Outcome], *, more: str =
     if not found:
         return
     console.print(settings_table(found))
-    best = next((one for one in ranked(found)[0] if one.state is State.finished), None)
+    best = next((one for one in ranked(found)[0] if one.state is State.finished and not math.isnan(one.value)), None)
     if best:
         console.print(f"best     {label(best.point.values)}\nfolder   {best.point.folder}", markup=False)
         if more:

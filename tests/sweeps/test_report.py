@@ -27,7 +27,7 @@ from rich.console import Console
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import effects, pareto
 from samewise.runner.sweep.folder import Point, SweepFolder
-from samewise.runner.sweep.results import Outcome, State
+from samewise.runner.sweep.results import Outcome, State, ranked
 from samewise.runner.sweep.tables import settings_table
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
@@ -88,6 +88,15 @@ def test_points_without_a_result_count_for_nothing() -> None:
     found = [outcome(0, 1.0, a="1"), outcome(1, 2.0, a="2"), outcome(2, 99.0, state=State.failed, a="2"), outcome(3, math.nan, a="3")]
     (one,) = effects(found)
     assert [(level.name, level.spread.mean) for level in one.levels] == [("1", 1.0), ("2", 2.0)]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_setting_of_which_a_seed_came_to_nan_is_not_the_best(mode) -> None:
+    found = [outcome(0, math.nan, mode, a="1"), outcome(1, 9.0, mode, a="2"), outcome(2, 5.0, mode, a="3"), outcome(3, math.nan, mode, a="4")]
+    other_seed = dataclasses.replace(found[3].point, number=4)
+    found.append(dataclasses.replace(found[3], point=other_seed, best={"valid/score": 100.0 if mode == "max" else 0.0}))
+    best = [1, 2] if mode == "max" else [2, 1]
+    assert [setting[0].point.setting for setting in ranked(found)] == [*best, 3, 0]
 
 
 def test_the_front_is_what_no_other_point_beats() -> None:

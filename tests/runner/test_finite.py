@@ -1,0 +1,161 @@
+"""What is not a finite number ends a run before it is in the weights or in a checkpoint, and is never the best."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from samewise.runner import checkpoint
+from samewise.runner.checkpoint import Checkpoints
+from samewise.runner.finite import not_finite, total_norm
+
+TINY = ["dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "callbacks=none", "checkpoint.every_steps=1", "max_steps=6"]
+MODELS = '''
+import torch
+from torch import nn
+
+
+class Spoilt(nn.Module):
+    """A linear model. From its `after`-th forward pass in training on something is not finite, and no loss shows it."""
+
+    def __init__(self, what, after=3):
+        super().__init__()
+        self.head, self.norm, self.zero = nn.Linear(64, 10), nn.BatchNorm1d(64), nn.Parameter(torch.zeros(()))
+        self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+        self.what, self.after, self.count = what, after, 0
+
+    def forward(self, pixels):
+        flat = pixels.flatten(1)
+        self.count += self.training
+        now = self.training and self.count >= self.after
+        one = torch.eye(10)[0]
+        if now and self.what == "infinite gradient":
+            one = one * self.zero.sqrt()
+        elif now and self.what == "nan gradient":
+            one = one * (self.zero * self.zero).sqrt()
+        elif self.count == self.after and self.what == "huge gradient":
+            one = one * self.zero * 3e38
+        else:
+            one = one * 0 * self.zero
+        normed = self.norm(flat * 1e25 if now and self.what == "statistics" else flat)
+        return self.head(flat) + one + 0 * normed.sum(1, keepdim=True)
+
+
+class Growing(nn.Module):
+    """Evaluates to NaN as long as it has seen too little."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, pixels):
+        self.seen += self.training
+        return self.head(pixels.flatten(1)) * (1.0 if self.training or self.seen > 2 else float("nan"))
+'''
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    (tmp_path / "lab_not_finite").mkdir()
+    (tmp_path / "lab_not_finite" / "__init__.py").write_text(MODELS)
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "spoilt.yaml").write_text("# Spoilt\n_target_: lab_not_finite.Spoilt\nwhat: nothing\nafter: 3\n")
+    (tmp_path / "configs" / "model" / "growing.yaml").write_text("# Growing\n_target_: lab_not_finite.Growing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield ["--package", "lab_not_finite", "--config-dir", tmp_path / "configs"]
+    sys.modules.pop("lab_not_finite", None)
+
+
+@pytest.fixture
+def train(samewise, lab, tmp_path):
+    def run(*overrides: str, name: str = "lab"):
+        done = samewise("train", *lab, *TINY, f"run_root={tmp_path}/runs", f"name={name}", *overrides)
+        return done, next((tmp_path / "runs" / name).glob("*/"), tmp_path)
+
+    return run
+
+
+def steps(folder: Path) -> list[int]:
+    return [one.step for one in checkpoint.found(folder / "checkpoints")]
+
+
+@pytest.mark.parametrize("what", ["infinite gradient", "nan gradient"])
+@pytest.mark.parametrize("more", [(), ("clip_norm=1",), ("replicas=2", "strategy=elastic", "model.after=5")])
+def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(train, what, more):
+    done, folder = train("model=spoilt", f"model.what={what}", *more)
+    assert done.returncode == 1, done.stderr
+    assert "step 3: the gradient of zero is not finite" in done.stderr
+    assert "learning rate" in done.stderr
+    assert steps(folder) == [1, 2]
+    for one in checkpoint.found(folder / "checkpoints"):
+        assert not_finite(checkpoint.load(one.path)["model"].items()) == ["mask"]
+    assert json.loads((folder / "failure.json").read_text())["step"] == 2
+
+
+def test_a_finite_gradient_whose_square_is_not_is_no_error_unless_it_is_to_be_clipped(train):
+    done, folder = train("model=spoilt", "model.what=huge gradient", "optimizer.lr=1e-36")
+    assert done.returncode == 0, done.stderr
+    assert steps(folder)[-1] == 6
+    done, _ = train("model=spoilt", "model.what=huge gradient", "optimizer.lr=1e-36", "clip_norm=1", name="clipped")
+    assert done.returncode == 1
+    assert "too large to be clipped" in done.stderr
+
+
+def test_a_gradient_that_overflows_float16_is_skipped_and_one_that_does_so_at_any_scale_is_an_error(train):
+    done, folder = train("model=spoilt", "model.what=nothing", "precision=fp16", "precision.initial_scale=1e38")
+    assert done.returncode == 0, done.stderr
+    assert steps(folder)[-1] == 6
+    weights = [checkpoint.load(one.path)["model"]["head.weight"] for one in checkpoint.found(folder / "checkpoints")]
+    assert all(torch.isfinite(one).all() for one in weights)
+    done, _ = train("model=spoilt", "model.what=nan gradient", "precision=fp16", "precision.initial_scale=1e-6", "max_steps=10", name="never")
+    assert done.returncode == 1
+    assert "the gradient of zero is not finite" in done.stderr
+
+
+def test_statistics_that_are_not_finite_are_in_no_checkpoint(train):
+    """Batch norm's variance overflows, and what it normalises by that is 0: losses, gradients and metrics stay finite."""
+    done, folder = train("model=spoilt", "model.what=statistics")
+    assert done.returncode == 1, done.stderr
+    assert "step 3: norm.running_var is not finite" in done.stderr
+    assert steps(folder) == [1, 2]
+    assert not (folder / "summary.json").exists()
+
+
+def test_weights_that_overflow_by_the_step_are_in_no_checkpoint(train):
+    done, folder = train("model=spoilt", "model.what=huge gradient", "optimizer.lr=100")
+    assert done.returncode == 1, done.stderr
+    assert "step 3: zero is not finite: no checkpoint" in done.stderr
+    assert steps(folder) == [1, 2]
+
+
+def test_nan_at_the_first_evaluation_is_the_best_only_until_there_is_another(train):
+    done, folder = train("model=growing", "evaluate.every_steps=1", "checkpoint.keep_last=1", "checkpoint.every_steps=null", "max_steps=4")
+    assert done.returncode == 0, done.stderr
+    best = json.loads((folder / "summary.json").read_text())["metrics"]["best"]
+    assert math.isfinite(best["valid/loss"])
+    assert (folder / "checkpoints/best").resolve().name == f"step-{best['step']:08d}"
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_nan_is_worse_than_any_number(tmp_path, mode):
+    kept = Checkpoints(tmp_path, keep_last=1, keep_best=2, keep_every_steps=None, monitor="score", mode=mode, background=False)
+    for step, score in enumerate([math.nan, math.inf, 1.0, math.nan, -math.inf, math.nan], start=1):
+        kept.save(step, {"model": {}}, {"score": score})
+    assert (tmp_path / "best").resolve().name == f"step-{5 if mode == 'min' else 2:08d}"
+    assert [one.step for one in checkpoint.found(tmp_path)] == ([3, 5, 6] if mode == "min" else [2, 3, 6])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_norm_is_torchs_to_the_bit(memory_format):
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    gradients = [torch.randn_like(one) for one in resnet18(num_classes=10).to(memory_format=memory_format).parameters()]
+    for some in (gradients, gradients[:1], [], [gradients[0].double(), *gradients]):
+        assert torch.equal(total_norm(some), torch.nn.utils.get_total_norm(some))
