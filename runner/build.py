@@ -20,10 +20,12 @@ from samewise.runner.data.order import Order, Sequential, Shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.evaluation import require_weights
+from samewise.runner.fingerprint import plain
 from samewise.runner.folder import RunFolder
 from samewise.runner.instantiate import instantiate
 from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.build import build_optimizers, describe
+from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.predictor import Predictor
 from samewise.runner.project import Project
@@ -239,6 +241,7 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
         if cfg.initialise is not None:
             initialise(model, cfg.initialise)
+        freeze_groups(model, plain(cfg.param_groups) or {})
     determinism.require_deterministic(model, device, cfg.reproducibility)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)

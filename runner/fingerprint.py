@@ -49,6 +49,8 @@ HOST_KEYS = re.compile(r"(^|_)(root|dir|path)$|^download$")
 REPORTING = re.compile(r"^samewise\.runner\.callbacks\.(progress|throughput|learning_rate)\.")
 """Callbacks that only report."""
 
+AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
+
 
 def fingerprint(cfg: DictConfig) -> str:
     """The sha256 of `identity`, in hexadecimal (64 digits)."""
@@ -79,9 +81,22 @@ def _identity(whole: dict[str, Any]) -> dict[str, Any]:
         kept["dataset"] = _without_host(kept["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:
         kept["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
+    _spell_out(kept)
     if (taken_over := _content(kept.pop("resume_from", None))) is not None:
         kept["resume_from"] = taken_over
     return kept
+
+
+def _spell_out(kept: dict[str, Any]) -> None:
+    """Write down defaults that once were others, so that what an older version trained with those is another experiment."""
+    rules: Any = kept.get("param_groups")
+    for rule in (kept.get("initialise"), *(cast(dict[str, Any], rules).values() if isinstance(rules, dict) else ())):
+        if isinstance(rule, dict) and cast(dict[str, Any], rule).get("frozen"):
+            rule.setdefault("frozen_statistics", "freeze")
+    callbacks: Any = kept.get("callbacks")
+    for call in cast(dict[str, Any], callbacks).values() if isinstance(callbacks, dict) else ():
+        if isinstance(call, dict) and cast(dict[str, Any], call).get("_target_") == AVERAGE:
+            call.update({"decay": None, "every_steps": 1, "rescale": False} | call)
 
 
 def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.optim.frozen import bare_statistics, freeze
 from samewise.runner.optim.matching import Named, matching, named_parameters
 
 REST = "rest"
@@ -17,7 +18,8 @@ REST = "rest"
 def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Sort the model's parameters into groups. Of several rules that match a parameter, the first in order takes it.
 
-    A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `frozen: true`, or `lr_factor`. Or it is
+    A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `lr_factor`, or `frozen: true`, which freezes the layers'
+    running statistics too, unless it says `frozen_statistics: train`. Or it is
     `{layer_decay: NUMBER}`, which takes no parameters but multiplies the learning rate of each by the number once for every block between it
     and the last one, the blocks being the model's direct children that have parameters (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146).
 
@@ -57,6 +59,11 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     return list(groups.values())
 
 
+def freeze_groups(model: nn.Module, rules: Mapping[str, Any]) -> None:
+    """Freeze what the rules freeze, before a strategy takes the model apart by what is trained. Raises as `parameter_groups` does."""
+    _rules(model, rules, named_parameters(model))
+
+
 def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Raise a ConfigError for each prefix below which the model has no parameter."""
     parts = list(dict.fromkeys(one.name.partition(".")[0] for one in named_parameters(model)))
@@ -85,21 +92,23 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
             if "layer_decay" in settings:
                 factors = _layer_factors(model, settings, every, path)
                 continue
-            found = matching(settings.pop("match"), every, path=f"{path}.match")
+            frozen, statistics = settings.pop("frozen", False), settings.pop("frozen_statistics", None)
+            found = matching(settings.pop("match"), [*every, *bare_statistics(model)] if frozen is True else every, path=f"{path}.match")
         except ConfigError as error:
             problems.extend(error.problems)
             continue
-        frozen = settings.pop("frozen", False)
-        if not isinstance(frozen, bool):
+        if statistics is not None and frozen is not True:
+            problems.append(Problem(f"{path}.frozen_statistics", "says how to freeze, and the rule does not freeze", statistics, "frozen: true beside it"))
+        elif not isinstance(frozen, bool):
             problems.append(Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false"))
         elif not _possible(settings.get("lr_factor", 1.0)):
             problems.append(Problem(f"{path}.lr_factor", "is not a possible factor", settings["lr_factor"], "a number of at least 0"))
         elif "lr" in settings and "lr_factor" in settings:
             problems.append(Problem(path, "gives both lr and lr_factor", expected="one of the two"))
         options[name] = settings
-        for one in found:
-            if taken.setdefault(one.name, name) == name and frozen is True:
-                one.parameter.requires_grad_(False)
+        mine = [one for one in found if taken.setdefault(one.name, name) == name]
+        if frozen is True:
+            freeze(model, mine, path=f"{path}.frozen_statistics", statistics="freeze" if statistics is None else statistics)
     if problems:
         raise ConfigError(*problems)
     return taken, options, factors

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.fingerprint import plain
+from samewise.runner.optim.frozen import bare_statistics, freeze
 from samewise.runner.optim.matching import Named, matching, named_parameters
 from samewise.runner.optim.parametrise import parametrise
 from samewise.runner.optim.weights import Loaded, load_weights
@@ -32,7 +33,7 @@ METHODS: Final[Mapping[str, Callable[..., Tensor]]] = {
 }
 """torch.nn.init, with its arguments."""
 
-SETTINGS: Final = ("rules", "weights", "sha256", "into", "strict", "exclude", "parametrisations", "frozen")
+SETTINGS: Final = ("rules", "weights", "sha256", "into", "strict", "exclude", "parametrisations", "frozen", "frozen_statistics")
 
 
 @final
@@ -59,7 +60,7 @@ def initialise(model: nn.Module, settings: Mapping[str, Any]) -> Initialised:
         settings: The config's `initialise`; every key may be missing. `rules`: by name (or a list), in order, each
             `{match: PATTERN, weight: METHOD, bias: METHOD}`, a METHOD being a name of `METHODS` or `{method: NAME, ...its arguments}`; each weight and
             bias goes by the first rule that sets it. `weights`, `sha256`, `into`, `strict`, `exclude`: see `weights.load_weights`. `parametrisations`: see
-            `parametrise`. `frozen`: patterns of parameters that are not trained.
+            `parametrise`. `frozen`: patterns of parameters that are not trained; `frozen_statistics`: freeze (if missing) or train, see `frozen.freeze`.
 
     Raises:
         ConfigError: a setting is wrong, a pattern matches nothing, or the file does not fit the model.
@@ -83,9 +84,8 @@ def initialise(model: nn.Module, settings: Mapping[str, Any]) -> Initialised:
         exclude=given.get("exclude") or (),
         parametrise=make_parametrisations,
     )
-    frozen = matching(given["frozen"], named_parameters(model), path="initialise.frozen") if given.get("frozen") else []
-    for one in frozen:
-        one.parameter.requires_grad_(False)
+    meant = matching(given["frozen"], [*named_parameters(model), *bare_statistics(model)], path="initialise.frozen") if given.get("frozen") else []
+    frozen = freeze(model, meant, path="initialise.frozen_statistics", statistics=given.get("frozen_statistics", "freeze"))
     return Initialised(counts, loaded, tuple(one.name for one in frozen))
 
 

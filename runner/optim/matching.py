@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, cast, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
@@ -36,10 +36,10 @@ KINDS: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
 @final
 @dataclass(frozen=True)
 class Named:
-    """A parameter with its place: its first name in the model's order, and the module that holds it there."""
+    """A parameter (or a buffer, see `frozen`) with its place: its first name in the model's order, and the module that holds it there."""
 
     name: str
-    parameter: nn.Parameter
+    parameter: Tensor
     module: nn.Module
 
     @property
@@ -52,7 +52,7 @@ class Named:
 def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Named]:
     """The parameters in the model's order, shared ones once, those below `prefixes` only (none: all)."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    every = [Named(name, parameter, _holder(modules, name)) for name, parameter in model.named_parameters()]
+    every = [Named(name, parameter, holder(modules, name)) for name, parameter in model.named_parameters()]
     return [one for one in every if not prefixes or any(one.name == prefix or one.name.startswith(f"{prefix}.") for prefix in prefixes)]
 
 
@@ -77,7 +77,7 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
     return found
 
 
-def _holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
+def holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
     """The module a parameter belongs to; a parametrised one belongs to the module whose weight it makes."""
     outside, parametrised, _ = f".{name}".partition(".parametrizations.")
     return modules[outside[1:] if parametrised else name.rpartition(".")[0]]

@@ -22,7 +22,7 @@ from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.packing import packed, unpacked
 from samewise.runner.strategies.peers import Pretended, Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
-from samewise.runner.strategies.sync_batch_norm import require_batch_norm
+from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
 from samewise.runner.strategies.zero import consolidated, sharded
 
 HOOKS = ("fp16", "bf16", "powersgd")
@@ -86,7 +86,7 @@ class DDP(OneReplicaEach):
         if self.sync_batch_norm:
             require_batch_norm(model, self._device)
             if not isinstance(self.peers, Pretended):
-                nn.SyncBatchNorm.convert_sync_batchnorm(model)  # in place: parameters, buffers and their names stay
+                synchronise(model)
         self._trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._network = DistributedDataParallel(
             model,

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage] (what torch converts)
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.frozen import hold, is_held
 
 HINT = "strategy=ddp strategy.sync_batch_norm=true, on a CUDA device for each replica (level R0); or norms that need no batch, as torch.nn.GroupNorm"
 
@@ -18,6 +19,14 @@ def require_batch_norm(model: nn.Module, device: torch.device) -> None:
         raise ConfigError(Problem("strategy.sync_batch_norm", "torch's SyncBatchNorm computes on CUDA devices only", str(device), expected, "device=cuda"))
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise ConfigError(Problem("strategy.sync_batch_norm", "the model has no batch norm to synchronise", True, "false"))
+
+
+def synchronise(model: nn.Module) -> None:
+    """Exchange the batch norms, in place: parameters, buffers and their names stay, and those that are held stay held."""
+    held = [name for name, module in model.named_modules() if is_held(module)]
+    nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for name in held:
+        hold(model.get_submodule(name))
 
 
 def refuse(asked: bool, strategy: str) -> None:

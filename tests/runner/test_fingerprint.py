@@ -118,6 +118,20 @@ def test_a_weights_file_is_the_same_however_its_path_is_given(tmp_path: Path, mo
     assert len(prints) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "spelled_out", "other"),
+    [
+        (["initialise.frozen=[fc.*]"], ["+initialise.frozen_statistics=freeze"], ["+initialise.frozen_statistics=train"]),
+        (["param_groups=head_only"], ["+param_groups.body.frozen_statistics=freeze"], ["+param_groups.body.frozen_statistics=train"]),
+        (["callbacks=ema", "~callbacks.ema.every_steps"], ["+callbacks.ema.every_steps=1"], ["+callbacks.ema.every_steps=32"]),
+    ],
+)
+def test_a_default_that_once_was_another_is_part_of_it(given: list[str], spelled_out: list[str], other: list[str]) -> None:
+    left_out = composed(*given)
+    assert "freeze" in str(identity(left_out)) or "'every_steps': 1" in str(identity(left_out))
+    assert fingerprint(left_out) == fingerprint(composed(*given, *spelled_out)) != fingerprint(composed(*given, *other))
+
+
 def test_what_is_missing_does_not_stop_it() -> None:
     assert "???" in str(identity(composed("++dataset.num_classes=???")))
 

@@ -1,0 +1,88 @@
+"""Freezing: parameters that are not trained, and the running statistics of the layers that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from torch import nn
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.matching import Named, holder
+
+STATISTICS: Final = ("running_mean", "running_var", "_u", "weight_u")
+"""Buffers that a layer changes as it computes in training mode: batch and instance norm's, and spectral norm's."""
+
+
+def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: object = "freeze") -> list[Named]:
+    """Freeze parameters, and hold the statistics of the layers that are frozen by it as a whole: they compute with what they have, and keep it.
+
+    A layer is frozen as a whole where all of its own parameters are. One without any (`affine=False`) is where its statistics are among `frozen`, or
+    where all parameters of the module around it are frozen.
+
+    Args:
+        model: Changed in place.
+        frozen: What a pattern means of the model's parameters and of `bare_statistics`.
+        path: Of `statistics` in the config.
+        statistics: "freeze", as above, or "train": they go on following the batches.
+
+    Returns:
+        The parameters.
+
+    Raises:
+        ConfigError: `statistics` is another word.
+    """
+    if statistics not in ("freeze", "train"):
+        raise ConfigError(Problem(path, "no such word", statistics, "freeze or train"))
+    parameters = [one for one in frozen if isinstance(one.parameter, nn.Parameter)]
+    for one in parameters:
+        one.parameter.requires_grad_(False)
+    if statistics == "freeze":
+        meant = {id(one.parameter) for one in frozen}
+        modules = dict(model.named_modules())
+        for name, module in modules.items():
+            if _has_statistics(module) and _is_frozen(modules, name, meant):
+                hold(module)
+    return parameters
+
+
+def bare_statistics(model: nn.Module) -> list[Named]:
+    """The statistics of layers that have no parameters by which a pattern could mean them."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    bare = [(f"{path}.{name}".lstrip("."), buffer) for path, module in model.named_modules() if _is_bare(module) for name, buffer in module.named_buffers()]
+    return [Named(name, buffer, holder(modules, name)) for name, buffer in bare]
+
+
+def hold(module: nn.Module) -> None:
+    """Have the module compute in eval mode from now on. A hook sees to it: `model.train()` puts every module back, whoever calls it."""
+    module.training = False
+    if not is_held(module):
+        module.register_forward_pre_hook(_stay)
+
+
+def is_held(module: nn.Module) -> bool:
+    """Whether `hold` holds it."""
+    return _stay in module._forward_pre_hooks.values()
+
+
+def _stay(module: nn.Module, inputs: Any) -> None:
+    module.training = False  # not eval(), which would reach the modules below it
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return any(name in STATISTICS for name, _ in module.named_buffers(recurse=False))
+
+
+def _is_bare(module: nn.Module) -> bool:
+    return _has_statistics(module) and next(module.parameters(), None) is None
+
+
+def _is_frozen(modules: Mapping[str, nn.Module], name: str, meant: set[int]) -> bool:
+    module = modules[name]
+    if _is_bare(module) and any(id(buffer) in meant for buffer in module.buffers()):
+        return True
+    own = list(module.parameters(recurse=False))
+    while not own and name:
+        name = name.rpartition(".")[0]
+        own = list(modules[name].parameters())
+    return not any(one.requires_grad for one in own) and any(id(one) in meant for one in own)

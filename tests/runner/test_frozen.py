@@ -1,0 +1,211 @@
+"""Frozen is frozen: parameters, and the running statistics of frozen layers, in every strategy, through evaluations and resuming."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samewise_runner_jobs import run as run_ranks
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from samewise.recipes.models.resnet import resnet18_small
+from samewise.runner import checkpoint
+from samewise.runner.build import build
+from samewise.runner.compose import compose
+from samewise.runner.errors import ConfigError
+from samewise.runner.folder import RunFolder
+from samewise.runner.loop import fit
+from samewise.runner.optim.groups import freeze_groups, parameter_groups
+from samewise.runner.optim.initialise import initialise
+from samewise.runner.project import Project
+from samewise.runner.strategies.stages import cut
+from samewise.runner.strategies.sync_batch_norm import synchronise
+
+BARE = Project(Path(__file__).resolve().parents[2])
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "callbacks=none", "max_steps=6", "evaluate.every_steps=2"]
+BY_INITIALISE = ["initialise.frozen=[layer1.*]"]
+BY_GROUPS = ["param_groups=none", "+param_groups.body={match: layer1.*, frozen: true}"]
+ALL_BUT_THE_HEAD = ["param_groups=head_only"]
+TRAINED_STATISTICS = {
+    "initialise": [*BY_INITIALISE, "+initialise.frozen_statistics=train"],
+    "param_groups": ["param_groups=none", "+param_groups.body={match: layer1.*, frozen: true, frozen_statistics: train}"],
+}
+
+
+def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    """The names of parameters and buffers that are not what they were, to the bit."""
+    assert list(before) == list(after)
+    return {name for name, value in before.items() if not torch.equal(value, after[name])}
+
+
+def initial(*overrides: str, folder: Path) -> dict[str, Tensor]:
+    model = build(compose([*TINY, *overrides], project=BARE), BARE, RunFolder(folder / "initial"), alone=True).model
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def trained(*overrides: str, folder: Path) -> dict[str, Tensor]:
+    run = build(compose([*TINY, *overrides], project=BARE), BARE, RunFolder(folder / "trained"))
+    fit(run)
+    return run.model.state_dict()
+
+
+def below(names: set[str], prefix: str) -> set[str]:
+    return {name for name in names if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize(
+    ("how", "further"),
+    [(BY_INITIALISE, []), (BY_GROUPS, ["strategy=elastic", "replicas=4"]), (BY_INITIALISE, ["memory_format=channels_last", "accumulate=2", "callbacks=ema"])],
+)
+def test_frozen_layers_keep_parameters_and_statistics_and_the_others_do_not(how: list[str], further: list[str], tmp_path: Path) -> None:
+    before = initial(*how, *further, folder=tmp_path)
+    assert moved(before, trained(*how, *further, folder=tmp_path)) == {name for name in before if not name.startswith("layer1.")}
+
+
+def test_with_everything_but_the_head_frozen_only_the_head_moves(tmp_path: Path) -> None:
+    assert moved(initial(*ALL_BUT_THE_HEAD, folder=tmp_path), trained(*ALL_BUT_THE_HEAD, folder=tmp_path)) == {"fc.weight", "fc.bias"}
+
+
+@pytest.mark.parametrize("how", TRAINED_STATISTICS)
+def test_statistics_go_on_where_that_is_asked_for(how: str, tmp_path: Path) -> None:
+    names = moved(initial(folder=tmp_path), trained(*TRAINED_STATISTICS[how], folder=tmp_path))
+    assert {name.rpartition(".")[2] for name in below(names, "layer1.")} == {"running_mean", "running_var", "num_batches_tracked"}
+
+
+def test_a_resumed_run_keeps_them_and_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+    given = [*TINY, *BY_INITIALISE, "checkpoint.every_steps=2", "checkpoint.keep_last=9"]
+    whole = json.loads(samewise("train", *given, f"run_root={tmp_path / 'whole'}", "--json").stdout)
+    taken = Path(whole["folder"]) / "checkpoints" / "step-00000002"
+    resumed = json.loads(samewise("train", *given, f"resume_from={taken}", f"run_root={tmp_path / 'resumed'}", "--json").stdout)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    after = checkpoint.load(Path(resumed["folder"]) / "checkpoints" / "latest")["model"]
+    assert below(moved(initial(*BY_INITIALISE, folder=tmp_path), after), "layer1.") == set()
+
+
+def test_the_mode_survives_whoever_calls_train_and_copies() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    initialise(model, {"frozen": ["0.*", "1.*"]})
+    parameter_groups(model, {"again": {"match": "0.*", "frozen": True}})
+    for one in (model, copy.deepcopy(model)):
+        before = copy.deepcopy(one.state_dict())
+        for prepare in (one.train, one.eval, one.train):
+            prepare()
+            one(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+        assert moved(before, one.state_dict()) == {"3.running_mean", "3.running_var", "3.num_batches_tracked"}
+
+
+def test_stages_cut_from_a_model_keep_them() -> None:
+    model = resnet18_small(width=4)
+    initialise(model, {"frozen": ["layer1.*", "layer4.*"]})
+    before = copy.deepcopy(model.state_dict())
+    value = torch.randn(2, 3, 8, 8)
+    for stage in cut(model, ["layer3"]):
+        value = stage.train()(value)
+    names = {name.partition(".")[0] for name in moved(before, model.state_dict())}
+    assert names == {"bn1", "layer2", "layer3"}
+
+
+def test_synchronised_batch_norms_stay_held() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    initialise(model, {"frozen": ["1.*"]})
+    synchronise(model)
+    before = copy.deepcopy(model[1].state_dict())
+    assert isinstance(model[1], nn.SyncBatchNorm)
+    model[:2].train()(torch.randn(5, 3))
+    assert moved(before, model[1].state_dict()) == set()
+
+
+class Block(nn.Module):
+    """A norm without parameters beside what has some, and a frozen one below the same roof."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))
+        self.norm = nn.BatchNorm1d(3, affine=False)
+        self.partly = nn.BatchNorm1d(3)
+        self.spectral = parametrizations.spectral_norm(nn.Linear(3, 3))
+        nn.init.normal_(self.spectral.parametrizations.weight.original)  # so that its vectors have far to go
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.head(self.drop(self.spectral(self.partly(self.norm(self.inner(value))))))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "held"),
+    [
+        (["head.*"], set()),
+        (["inner.0.*"], {"inner"}),  # all parameters around it
+        (["inner.0.weight"], set()),
+        (["inner.*"], {"inner"}),
+        (["norm.*"], {"norm"}),  # by its statistics: it has nothing else
+        (["norm"], {"inner", "norm", "partly"}),  # the kind
+        (["type:BatchNorm1d"], {"inner", "norm", "partly"}),
+        (["partly.weight"], set()),
+        (["partly.weight", "partly.bias"], {"partly"}),
+        (["spectral.*"], {"spectral"}),
+        ([r"re:^(?!head\.)"], {"inner", "norm", "partly", "spectral"}),
+        (["*"], {"inner", "norm", "partly", "spectral"}),
+    ],
+)
+def test_a_layer_is_held_where_it_is_frozen_as_a_whole(frozen: list[str], held: set[str]) -> None:
+    torch.manual_seed(0)
+    by_initialise = Block()
+    initialise(by_initialise, {"frozen": frozen})
+    by_groups = Block()
+    freeze_groups(by_groups, {"frozen": {"match": frozen, "frozen": True}})
+    for model in (by_initialise, by_groups):
+        before = copy.deepcopy(model.state_dict())
+        model.train()(torch.randn(5, 3))
+        assert {name.partition(".")[0] for name in moved(before, model.state_dict())} == {"inner", "norm", "partly", "spectral"} - held
+        assert model.drop.training, "dropout is no state: it goes on"
+
+
+@pytest.mark.parametrize(
+    ("rule", "path"),
+    [
+        ({"match": "head.*", "frozen": True, "frozen_statistics": "no"}, "param_groups.a.frozen_statistics"),
+        ({"match": "head.*", "frozen_statistics": "train"}, "param_groups.a.frozen_statistics"),
+        ({"match": "norm.*", "weight_decay": 0.0}, "param_groups.a.match"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(rule: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parameter_groups(Block(), {"a": rule})
+    assert [problem.path for problem in error.value.problems] == [path]
+    with pytest.raises(ConfigError, match=r"initialise.frozen_statistics: no such word"):
+        initialise(Block(), {"frozen": ["head.*"], "frozen_statistics": "none"})
+
+
+RANKS = {
+    "elastic": ["strategy=elastic", "replicas=2"],
+    "ddp": ["strategy=ddp", "replicas=2"],
+    "fsdp": ["strategy=fsdp", "replicas=2", "strategy.shard=[layer1,layer3]"],
+    "pipeline": ["strategy=pipeline", "accumulate=4"],
+    "rpc": ["strategy=rpc", "accumulate=4"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["layer1", "all but the head"])
+@pytest.mark.parametrize("strategy", RANKS)
+def test_two_ranks_keep_them(strategy: str, how: str, tmp_path: Path) -> None:
+    if how == "layer1":
+        given, kept = BY_GROUPS, "layer1."
+    elif strategy in ("pipeline", "rpc"):
+        given, kept = (
+            ["param_groups=none", "+param_groups.first={match: 're:^(?!layer4|fc)', frozen: true}"],
+            ("conv1.", "bn1.", "layer1.", "layer2.", "layer3."),
+        )
+    else:
+        given, kept = ALL_BUT_THE_HEAD, ("conv1.", "bn1.", "layer")
+    folder = run_ranks(tmp_path / "ranks", 2, *RANKS[strategy], *given, experiment=TINY)
+    before = initial(*given, folder=tmp_path)
+    assert moved(before, checkpoint.load(folder / "checkpoints" / "latest")["model"]) == {name for name in before if not name.startswith(kept)}
