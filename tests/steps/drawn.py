@@ -51,8 +51,8 @@ def cases(draw: st.DrawFn, strategy: str = "single") -> Case:
     rest = draw(st.integers(replicas, batch_size - 1))
     if strategy == "fsdp" and optimizer in ("Adafactor", "Rprop"):  # torch steps neither on shards
         optimizer, options = "SGD", {"lr": 0.3}
-    groups = draw(st.sampled_from(GROUPS[:2] if model not in NORMLESS and optimizer != "Rprop" else [{}]))
-    frozen = draw(st.sampled_from([()])) if not groups else ()
+    groups = draw(st.sampled_from(GROUPS if model not in NORMLESS and optimizer != "Rprop" else [{}, GROUPS[2]]))
+    frozen = draw(st.sampled_from([(), ("stem.*",)])) if not groups else ()
     two_phases = not cut and draw(st.booleans())
     return Case(
         model=model,
