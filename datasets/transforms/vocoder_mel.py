@@ -73,8 +73,6 @@ class VocoderMel(BatchTransform):
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         waveform = batch["waveform"].to(torch.float32)
-        if self.window.device != waveform.device:
-            self.to(waveform.device)
         samples = waveform.shape[1] - 2 * self.context
         if samples < 1 or samples % self.hop_length:
             expected = f"a multiple of the hop, {self.hop_length}, as {max(1, samples // self.hop_length) * self.hop_length}"
@@ -84,7 +82,9 @@ class VocoderMel(BatchTransform):
         return {**batch, "mel": self.mel(seen), "waveform": waveform[:, self.context : self.context + samples + 1]}
 
     def mel(self, waveform: Tensor) -> Tensor:
-        """float32[B, n_mels, N] of float32[B, (N - 1) * hop_length + n_fft]; the first frame is centred at n_fft / 2."""
+        """float32[B, n_mels, N] of float32[B, (N - 1) * hop_length + n_fft]; the first frame is centred at n_fft / 2. Follows the waveform to its device."""
+        if self.window.device != waveform.device:
+            self.to(waveform.device)
         spectrum = torch.stft(waveform, self.n_fft, self.hop_length, self.win_length, self.window, center=False, return_complex=True).abs()
         decibels = 20.0 * (self.banks @ spectrum).clamp(min=1e-5).log10()
         return ((decibels + 100.0) / 100.0).clamp(0.0, 1.0)

@@ -281,6 +281,12 @@ def test_the_log_mel_distance_is_nought_for_the_same_and_twenty_for_a_tenth():
     assert recipe.log_mel_distance(soft, soft / 10).tolist() == pytest.approx([20.0, 20.0], abs=0.1)
 
 
+def test_the_log_mel_distance_follows_the_clips_to_their_device():
+    signals = torch.zeros(2, 2000, device="meta")  # which no tensor on the CPU goes with, as on CUDA
+    found = Vocoder(front_end=front_end()).log_mel_distance(signals, signals)
+    assert (found.device.type, list(found.shape)) == ("meta", [2])
+
+
 @pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
 def test_a_recording_is_spoken_again(tmp_path, output, n_classes):
     soundfile.write(tmp_path / "a.wav", (0.2 * torch.randn(2 * 777)).numpy(), 16000)
