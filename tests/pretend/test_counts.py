@@ -59,6 +59,5 @@ def test_a_written_file_is_read_as_what_was_found(tmp_path: Path):
     assert written.differences(written.read(file)["recipes"]["adversarial"], found) == []
 
 
-@pytest.mark.xfail(strict=False, reason="the front end of the distance between spectrograms stays on the CPU")
 def test_a_vocoder_measures_how_far_its_speech_is_from_the_true_one(tmp_path: Path):
     assert counted(["experiment=wavernn_spoken_digits"], tmp_path)["evaluation_batch"].launches > 1000
