@@ -62,7 +62,7 @@ def hold(module: nn.Module) -> None:
 
 def is_held(module: nn.Module) -> bool:
     """Whether `hold` holds it."""
-    return _stay in module._forward_pre_hooks.values()
+    return _stay in module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage] (torch has no public way to ask)
 
 
 def _stay(module: nn.Module, inputs: Any) -> None:
