@@ -1,0 +1,202 @@
+"""Two trainings of one task, by `samewise train` and by a plain script that knows nothing of it, and how far they are apart.
+
+From the same initial weights, on the same batches, both compute the same numbers but for rounding: losses, weights and metrics are compared one by one.
+With seeds of their own each draws its weights, batches and dropout by itself: means over seeds are compared, in units of their standard error.
+
+Tests import this as `samewise_oracle_curves`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+ROUNDING = {"single": {"losses": 2e-3, "weights": 0.1, "metrics": 0.05}, "double": {"losses": 1e-9, "weights": 1e-7, "metrics": 1e-8}}
+"""The greatest relative errors that count as rounding. In single precision a unit of a rectifier that rounds to the other side of nought parts two trainings
+by a ten-thousandth, and by more with each step; in double precision none does."""
+FOUND = 1e-4
+"""A fault is found, in double precision, where one of the errors is at least this large."""
+SPREAD = 4.5
+"""Standard errors by which means over five seeds may differ: with some eight degrees of freedom, one comparison in five hundred is further off by chance."""
+QUIET = ("callbacks=none", "tracking=none", "trace.layers_every_steps=0", "device=cpu", "max_epochs=999")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training came to: each step's loss, the metrics of the held-out split after the last step, and the weights."""
+
+    losses: list[float]
+    metrics: dict[str, float]
+    weights: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task, told twice.
+
+    Args:
+        overrides: The run's.
+        recipe: The run's recipe's class, for faults to be planted in.
+        network: The plain script's model, its parameters named as the run's.
+        plain: The plain script: trains the model for a number of steps, on shuffled batches or in the data's own order.
+        rounding: What differs from `ROUNDING`, by precision.
+    """
+
+    overrides: Sequence[str]
+    recipe: Any
+    network: Callable[[], nn.Module]
+    plain: Callable[[nn.Module, int, bool], Trained]
+    rounding: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+class Oracle:
+    """Trains tasks both ways.
+
+    Args:
+        samewise: Runs a command.
+        folder: For the runs.
+        monkeypatch: Plants faults, and doubles the precision.
+    """
+
+    def __init__(self, samewise: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._samewise, self._folder, self._monkeypatch = samewise, folder, monkeypatch
+
+    def errors(self, task: Task, steps: int, precision: str, *, fault: str = "") -> dict[str, float]:
+        """Relative errors of a run against the plain script, from the same weights on the same batches; in "double", both compute in float64."""
+        model = _seeded(task.network, 1)
+        start = _copy(model)
+        torch.save(start, self._folder / "start.pt")
+        overrides = [f"initialise.weights={self._folder / 'start.pt'}", "loader.shuffle=false", f"max_steps={steps}"]
+        if precision == "double":
+            model.double()
+        plain = task.plain(model, steps, False)
+        with self._monkeypatch.context() as patches:
+            if precision == "double":
+                _train_in_double(patches)
+            if fault:
+                overrides += _plant(patches, fault, task.recipe)
+            run = self.run(task, *overrides)
+        return _errors(run, plain, start)
+
+    def require_alike(self, task: Task, steps: int, precision: str) -> None:
+        """Fail where the errors are more than rounding."""
+        found, most = self.errors(task, steps, precision), {**ROUNDING[precision], **task.rounding.get(precision, {})}
+        assert all(found[name] <= value for name, value in most.items()), found
+
+    def standard_errors(self, task: Task, steps: int, metric: str, *, fault: str = "", seeds: int = 5) -> dict[str, float]:
+        """How far the means over seeds are apart, each side with its own weights, batches and dropout: see `standard_errors`."""
+        with self._monkeypatch.context() as patches:
+            overrides = [f"max_steps={steps}", *(_plant(patches, fault, task.recipe) if fault else ())]
+            runs = [self.run(task, f"seed={seed}", *overrides) for seed in range(seeds)]
+        plains = [task.plain(_seeded(task.network, 1000 + seed), steps, True) for seed in range(seeds)]
+        return standard_errors(runs, plains, metric)
+
+    def require_same_distribution(self, task: Task, steps: int, metric: str) -> None:
+        """Fail where the means over seeds are further apart than their spread explains."""
+        found = self.standard_errors(task, steps, metric)
+        assert max(found.values()) <= SPREAD, found
+
+    def run(self, task: Task, *overrides: str) -> Trained:
+        """Train by the command line; the losses are the trace's, exact."""
+        self._monkeypatch.setattr("samewise.runner.session._leave_results", lambda run: run.checkpoints.wait())  # no pictures
+        done = self._samewise("train", *task.overrides, *QUIET, *overrides, f"run_root={self._folder / 'runs'}", "--json")
+        assert done.returncode == 0, done.stderr
+        summary = json.loads(done.stdout.splitlines()[-1])
+        folder = Path(summary["folder"])
+        lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+        weights = torch.load(folder / "checkpoints" / "latest" / "state.pt", weights_only=True)["model"]
+        metrics = {name.removeprefix("valid/"): value for name, value in summary["metrics"]["final"].items()}
+        return Trained([float.fromhex(line["loss"]) for line in lines if "loss" in line], metrics, weights)
+
+
+def standard_errors(runs: Sequence[Trained], plains: Sequence[Trained], metric: str, *, windows: int = 4) -> dict[str, float]:
+    """How many standard errors the means over seeds are apart (Welch's t), of the losses averaged in each of some windows of steps, and of a metric."""
+    found = {metric: _welch(*([one.metrics[metric] for one in side] for side in (runs, plains)))}
+    steps = len(runs[0].losses)
+    for window in range(windows):
+        piece = slice(window * steps // windows, (window + 1) * steps // windows)
+        found[f"loss {window + 1} of {windows}"] = _welch(*([statistics.fmean(one.losses[piece]) for one in side] for side in (runs, plains)))
+    return found
+
+
+def _errors(run: Trained, plain: Trained, start: Mapping[str, Tensor]) -> dict[str, float]:
+    """The worst step's `losses`, the worst of the plain script's `metrics`, and of the tensors of `weights` the one whose change since the start is worst."""
+    assert len(run.losses) == len(plain.losses)
+    assert plain.metrics.keys() <= run.metrics.keys()
+    assert run.weights.keys() == plain.weights.keys() == start.keys()
+    return {
+        "losses": max(_relative(*pair) for pair in zip(run.losses, plain.losses, strict=True)),
+        "metrics": max(_relative(run.metrics[name], value) for name, value in plain.metrics.items()),
+        "weights": max(_changed(run.weights[name].double(), plain.weights[name].double(), before.double()) for name, before in start.items()),
+    }
+
+
+def _train_in_double(patches: pytest.MonkeyPatch) -> None:
+    """Have runs compute in float64, from the float32 numbers that they would begin with; nothing else about them changes."""
+    from samewise.runner import build
+
+    make_model, make_transforms = build._model, build._batch_transforms
+
+    def transforms(*args: Any) -> Callable[[Any], Any]:
+        apply = make_transforms(*args)
+        return lambda batch: tree_map_only(Tensor, lambda value: value.double() if value.is_floating_point() else value, apply(batch))
+
+    patches.setattr(build, "_model", lambda *args, **named: make_model(*args, **named).double())
+    patches.setattr(build, "_batch_transforms", transforms)
+
+
+def _plant(patches: pytest.MonkeyPatch, fault: str, recipe: Any) -> list[str]:
+    """Put a fault into the runner or the recipe, or give the overrides that amount to it."""
+    if "=" in fault:
+        return fault.split()
+    real = recipe.loss
+    if fault == "the loss is divided by the batch twice":
+        patches.setattr(recipe, "loss", lambda *args: (lambda loss: replace(loss, total=loss.total / loss.count))(real(*args)))
+    elif fault == "labels are shifted":
+        patches.setattr(recipe, "loss", lambda self, model, batch, phase: real(self, model, {**batch, "label": batch["label"].roll(1)}, phase))
+    elif fault == "gradients are not cleared":
+        patches.setattr("samewise.runner.run.Run.clear_gradients", lambda run: None)
+    elif fault == "the schedule is a step late":
+        from samewise.runner.optim.schedules import Schedule
+
+        before = Schedule.before_step
+        patches.setattr(Schedule, "before_step", lambda schedule, step: before(schedule, max(step - 1, 0)))
+    else:
+        assert fault == "evaluation is in training mode", fault
+        patches.setattr("samewise.runner.evaluation._evaluating", lambda model: torch.no_grad())
+    return []
+
+
+def _seeded(network: Callable[[], nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return network()
+
+
+def _copy(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _relative(value: float, reference: float) -> float:
+    return abs(value - reference) / max(abs(reference), 1e-12) if math.isfinite(value) else math.inf
+
+
+def _changed(value: Tensor, reference: Tensor, before: Tensor) -> float:
+    """The error of a tensor's change. A change below a millionth of the tensor, as rounding makes of a gradient that is nought, counts as a millionth."""
+    change = max(float((reference - before).norm()), 1e-6 * float(before.norm()), 1e-12)
+    error = float((value - reference).norm()) / change
+    return error if math.isfinite(error) else math.inf
+
+
+def _welch(first: Sequence[float], second: Sequence[float]) -> float:
+    error = math.sqrt(sum(statistics.variance(side) / len(side) for side in (first, second)))
+    return abs(statistics.fmean(first) - statistics.fmean(second)) / max(error, 1e-12)

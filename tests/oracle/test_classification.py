@@ -1,0 +1,143 @@
+"""Classification against a plain script: torchvision's blocks, scikit-learn's digits, and torch's own loss, optimizer and schedule."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from samewise_oracle_curves import FOUND, SPREAD, Task, Trained
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
+from torchvision.transforms.v2 import functional
+
+from samewise.recipes.classification import Classification
+
+BATCH, WIDTH = 96, 8
+OVERRIDES = [
+    "recipe=classification",
+    "model=resnet18_small",
+    f"model.width={WIDTH}",
+    "dataset=digits",
+    "transforms=images",
+    "optimizer=sgd",
+    "optimizer.nesterov=true",
+    "optimizer.lr=0.05",
+    "optimizer.weight_decay=0.02",
+    "param_groups=no_decay_on_norms",
+    "scheduler=one_cycle",
+    "scheduler.cycle_momentum=false",
+    "recipe.label_smoothing=0.1",
+    "clip_norm=2.0",
+    f"batch_size={BATCH}",
+    "evaluate.batch_size=100",
+]
+
+
+def network() -> nn.Sequential:
+    """ResNet-18, narrow, on a stem that keeps every pixel."""
+
+    def stage(inputs: int, width: int) -> nn.Sequential:
+        stride = 1 if inputs == width else 2
+        shortcut = None if inputs == width else nn.Sequential(nn.Conv2d(inputs, width, 1, 2, bias=False), nn.BatchNorm2d(width))
+        return nn.Sequential(BasicBlock(inputs, width, stride, shortcut), BasicBlock(width, width))
+
+    layers = OrderedDict[str, nn.Module](conv1=nn.Conv2d(1, WIDTH, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(WIDTH), relu=nn.ReLU())
+    for number in range(4):
+        layers[f"layer{number + 1}"] = stage(WIDTH * 2 ** max(number - 1, 0), WIDTH * 2**number)
+    layers.update(avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(8 * WIDTH, 10))
+    model = nn.Sequential(layers)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalised images and labels to learn from, and those that are held out: every fifth of each class."""
+    pixels, labels = load_digits(return_X_y=True)
+    held = np.zeros(len(labels), dtype=bool)
+    for digit in range(10):
+        held[np.nonzero(labels == digit)[0][4::5]] = True
+    bytes_, labels = torch.tensor(pixels * 255 // 16, dtype=torch.uint8).view(-1, 1, 8, 8), torch.tensor(labels)
+    images = functional.normalize(functional.to_dtype(bytes_, torch.float32, scale=True), [0.304], [0.376])
+    return images[~held], labels[~held], images[held], labels[held]
+
+
+def plain(model: nn.Module, steps: int, shuffle: bool) -> Trained:
+    images, labels, held_images, held_labels = digits()
+    precision = next(model.parameters()).dtype
+    norms = {parameter for module in model.modules() if isinstance(module, nn.BatchNorm2d) for parameter in module.parameters()}
+    groups = [{"params": [parameter for parameter in model.parameters() if parameter not in norms]}, {"params": list(norms), "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.02, foreach=False)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps, cycle_momentum=False)
+    losses = []
+    for batch in batches(len(images), steps, shuffle=shuffle):
+        loss = F.cross_entropy(model(images[batch].to(precision)), labels[batch], label_smoothing=0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        logits = model(held_images.to(precision))
+    right = (logits.argmax(1) == held_labels).double().mean().item()
+    return Trained(losses, {"loss": F.cross_entropy(logits, held_labels).item(), "accuracy": right}, model.state_dict())
+
+
+def batches(length: int, steps: int, *, shuffle: bool) -> Iterator[Tensor]:
+    """Whole batches of indices, epoch after epoch."""
+    while steps:
+        order = torch.randperm(length) if shuffle else torch.arange(length)
+        for batch in order[: length // BATCH * BATCH].split(BATCH)[:steps]:
+            yield batch
+            steps -= 1
+
+
+TASK = Task(OVERRIDES, Classification, network, plain)
+
+
+@pytest.mark.parametrize(("steps", "precision"), [(4, "single"), (17, "double")])  # an epoch has 14 steps
+def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
+    oracle.require_alike(TASK, steps, precision)
+
+
+@pytest.mark.parametrize("fault", ["optimizer.weight_decay=0", "the schedule is a step late", "evaluation is in training mode"])
+def test_a_planted_fault_parts_the_two(oracle, fault):
+    assert max(oracle.errors(TASK, 5, "double", fault=fault).values()) > FOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "optimizer.lr=0.1",
+        "optimizer.nesterov=false",
+        "param_groups=none",
+        "clip_norm=null",
+        "recipe.label_smoothing=0",
+        "loader.shuffle=true",
+        "the loss is divided by the batch twice",
+        "labels are shifted",
+        "gradients are not cleared",
+    ],
+)
+def test_so_does_any_other(oracle, fault):
+    assert max(oracle.errors(TASK, 5, "double", fault=fault).values()) > FOUND
+
+
+@pytest.mark.slow
+def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
+    oracle.require_same_distribution(TASK, 42, "accuracy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["optimizer.lr=0.2", "labels are shifted"])
+def test_a_planted_fault_shows_over_seeds(oracle, fault):
+    assert max(oracle.standard_errors(TASK, 42, "accuracy", fault=fault).values()) > SPREAD
