@@ -1,0 +1,239 @@
+"""What the recipes report, against the evaluators of each field, and against float64 computed another way, edge cases included."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.special
+import scipy.stats
+import torch
+from sklearn import metrics
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torchmetrics.functional.audio import permutation_invariant_training, scale_invariant_signal_distortion_ratio
+from torchmetrics.text import CharErrorRate, WordErrorRate
+
+from samewise.datasets.transforms.vocoder_mel import VocoderMel
+from samewise.recipes import ctc
+from samewise.recipes.adversarial import energy_distance
+from samewise.recipes.amplitudes import MuLaw, entropy
+from samewise.recipes.classification import Classification
+from samewise.recipes.separation import Separation
+from samewise.recipes.speech_recognition import SpeechRecognition
+from samewise.recipes.vocoder import Vocoder
+
+
+class Says(nn.Module):
+    """The outputs that it was given, batch after batch."""
+
+    def __init__(self, outputs: list[Tensor]) -> None:
+        super().__init__()
+        self._outputs = iter(outputs)
+
+    def forward(self, *_: object) -> Tensor:
+        return next(self._outputs)
+
+
+def test_accuracies_confusion_and_loss_are_scikit_learns():
+    drawn = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 7, (200,), generator=drawn)
+    label[label == 3] = 4  # no image of class 3, though it is predicted
+    logits = torch.randn(200, 7, generator=drawn) + 1.5 * nn.functional.one_hot(label, 7)
+    recipe = Classification(top_k=(1, 3, 5))
+    scores = recipe.scores(None)
+    for first in range(0, 200, 64):
+        part = slice(first, first + 64)
+        scores.add(recipe.measure(Says([logits[part]]), {"image": torch.zeros(len(label[part]), 1, 2, 2), "label": label[part]}))
+    probabilities, predicted, found = scipy.special.softmax(logits.double().numpy(), 1), logits.argmax(1), scores.compute()
+    assert found["accuracy"] == metrics.accuracy_score(label, predicted)
+    assert found["accuracy_top3"] == metrics.top_k_accuracy_score(label, logits, k=3, labels=range(7))
+    assert found["accuracy_top5"] == metrics.top_k_accuracy_score(label, logits, k=5, labels=range(7))
+    assert found["loss"] == pytest.approx(metrics.log_loss(label, probabilities, labels=range(7)), rel=1e-6)
+    assert scores.confusion.tolist() == metrics.confusion_matrix(label, predicted, labels=range(7)).tolist()
+    recall = metrics.recall_score(label, predicted, labels=range(7), average=None, zero_division=0)
+    assert scores.class_accuracy() == pytest.approx({str(number): recall[number] for number in range(7) if number != 3})
+
+
+def likelihood(probabilities: np.ndarray, target: list[int]) -> float:
+    """Minus the log of a target's probability float64[N, K] by the forward recursion of Graves et al. 2006, in plain probabilities scaled frame by frame."""
+    states = [0] + [state for label in target for state in (label, 0)]
+    alpha, total = np.zeros(len(states)), 0.0
+    for time, frame in enumerate(probabilities):
+        before = alpha.copy()
+        for place, state in enumerate(states):
+            if time == 0:
+                alpha[place] = frame[state] if place < 2 else 0.0
+                continue
+            arriving = before[place] + (before[place - 1] if place else 0.0)
+            if place > 1 and state != 0 and state != states[place - 2]:
+                arriving += before[place - 2]
+            alpha[place] = arriving * frame[state]
+        total -= math.log(alpha.sum())
+        alpha /= alpha.sum()
+    return total - math.log(alpha[-2:].sum())
+
+
+def test_the_likelihood_of_a_transcript_is_that_of_the_forward_recursion():
+    drawn = torch.Generator().manual_seed(1)
+    targets = [[1, 1, 2, 2, 2], [], [3], [5, 4, 4, 1] * 9]
+    lengths = torch.tensor([9, 30, 1, 120])
+    log_probs = (3 * torch.randn(4, 6, 120, generator=drawn)).log_softmax(1)
+    padded = pad_sequence([torch.tensor(one, dtype=torch.int64) for one in targets], batch_first=True)
+    found = ctc.negative_log_likelihood(log_probs, lengths, padded, torch.tensor([len(one) for one in targets]))
+    for place, target in enumerate(targets):
+        probabilities = log_probs[place, :, : lengths[place]].double().exp().numpy().T
+        expected = likelihood(probabilities, target) if target else -np.log(probabilities[:, 0]).sum()
+        assert found[place].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_error_rates_are_torchmetrics():
+    letters, chance = " abc", random.Random(2)
+    said = ["", "a", "a b c", "abc cba", *("".join(chance.choices(letters, k=chance.randint(1, 12))).strip() for _ in range(40))]
+    paths, frames = [], 60
+    for text in said:  # labels as a network gives them, a letter now and then missed, doubled or mistaken
+        path: list[int] = [0] * chance.randint(0, 3)
+        for letter in text:
+            label = letters.index(letter) + 1
+            path += chance.choice([[label, 0], [label, label, 0], [0, label, 0], [], [chance.randint(1, 4), 0], [label, 0, label, 0]])
+        paths.append((path + [0] * frames)[:frames])
+    paths[1], paths[2] = [0] * frames, [1, 0] * 4 + [0] * (frames - 8)  # nothing, and nothing but spaces
+    logits = 9.0 * nn.functional.one_hot(torch.tensor(paths), 5).float().transpose(1, 2)
+    read = []
+    for path in paths:
+        kept = [label for place, label in enumerate(path) if label and (place == 0 or path[place - 1] != label)]
+        read.append("".join(letters[label - 1] for label in kept))
+    recipe = SpeechRecognition(letters=letters, impossible="skip")
+    scores = recipe.scores(None)
+    for first in range(0, len(said), 16):
+        texts = said[first : first + 16]
+        batch = recipe.collate([{"waveform": torch.zeros(8), "transcript": text} for text in texts])
+        batch |= {"features": torch.zeros(len(texts), 1, frames), "feature_length": torch.full((len(texts),), frames)}
+        scores.add(recipe.measure(Says([logits[first : first + 16]]), batch))
+    found = scores.compute()
+    assert found["cer"] == pytest.approx(CharErrorRate()(read, said).item(), abs=1e-6)
+    assert found["wer"] == pytest.approx(WordErrorRate()(read, said).item(), abs=1e-6)
+    assert 0.2 < found["cer"] < found["wer"]
+
+
+def separated(estimates: list[Tensor], sources: list[Tensor], *, sdr: bool = False) -> dict[str, float]:
+    """The recipe's figures where the model gives these estimates, one mixture at a time."""
+    recipe = Separation(sdr=sdr)
+    batch = recipe.collate([{"mixture": one.sum(0), "sources": one, "name": str(place)} for place, one in enumerate(sources)])
+    scores = recipe.scores(None)
+    scores.add(recipe.measure(Says([one[None] for one in estimates]), batch))
+    return scores.compute()
+
+
+def mixed(speakers: int, lengths: list[int], noise: float) -> tuple[list[Tensor], list[Tensor]]:
+    """Sources and estimates of them, in another order, at another loudness, with an offset; the lengths are apart, so nothing is separated at once."""
+    drawn = torch.Generator().manual_seed(speakers)
+    sources = [0.1 * torch.randn(speakers, length, generator=drawn) for length in lengths]
+    estimates = [(one + noise * torch.randn(one.shape, generator=drawn))[torch.randperm(speakers, generator=drawn)] * 3 + 0.05 for one in sources]
+    return estimates, sources
+
+
+@pytest.mark.parametrize("speakers", [2, 3])
+def test_si_sdr_of_the_best_permutation_is_torchmetrics(speakers):
+    estimates, sources = mixed(speakers, [800, 1200, 950], 0.05)
+    estimates[1][0] = 0.0  # a silent estimate
+    found, reached, before = separated(estimates, sources), [], []
+    for estimate, source in zip(estimates, sources, strict=True):
+        true, mixture = source.double()[None], source.double().sum(0).expand(1, speakers, -1)
+        options = {"mode": "speaker-wise", "eval_func": "max", "zero_mean": True}
+        best, _ = permutation_invariant_training(estimate.double()[None], true, scale_invariant_signal_distortion_ratio, **options)
+        reached.append(best.item())
+        before.append(scale_invariant_signal_distortion_ratio(mixture, true, zero_mean=True).mean().item())
+    assert found["si_sdr"] == -found["loss"] == pytest.approx(np.mean(reached), abs=1e-4)
+    assert found["si_sdri"] == pytest.approx(np.mean(reached) - np.mean(before), abs=1e-4)
+
+
+def distortion_ratio(estimate: Tensor, source: Tensor, taps: int = 512) -> float:
+    """BSS eval's SDR in dB (Vincent et al. 2006): what a filter of the source explains of the estimate over what it does not, by its normal equations."""
+    x, y = (np.pad(one.double().numpy(), (0, taps - 1)) for one in (estimate, source))
+    correlated = [np.correlate(one, y, "full")[len(y) - 1 : len(y) - 1 + taps] for one in (y, x)]
+    explained = np.convolve(source.double().numpy(), scipy.linalg.solve_toeplitz(correlated[0], correlated[1]))
+    return 10 * math.log10((explained**2).sum() / ((x - explained) ** 2).sum())
+
+
+def test_sdr_is_that_of_bss_eval():
+    estimates, sources = mixed(2, [900, 1300], 0.2)
+    found, reached, before = separated(estimates, sources, sdr=True), [], []
+    for estimate, source in zip(estimates, sources, strict=True):
+        orders = [[distortion_ratio(estimate[one], source[place]) for place, one in enumerate(order)] for order in ([0, 1], [1, 0])]
+        reached.append(max(np.mean(order) for order in orders))
+        before.append(np.mean([distortion_ratio(source.sum(0), one) for one in source]))
+    assert found["sdr"] == pytest.approx(np.mean(reached), abs=1e-3)
+    assert found["sdri"] == pytest.approx(np.mean(reached) - np.mean(before), abs=1e-3)
+
+
+def test_bits_a_sample_and_the_entropy_of_labels_are_those_of_float64():
+    drawn = torch.Generator().manual_seed(3)
+    end = VocoderMel(sample_rate=8000, n_fft=64, win_length=40, hop_length=10, n_mels=6, context=52)
+    recipe, clips = Vocoder(front_end=end), 0.4 * torch.randn(5, 60 + 104, generator=drawn).clamp(-2.4, 2.4)
+    outputs = 2 * torch.randn(5, 1, 60, 256, generator=drawn)
+    batch = end(recipe.collate([{"waveform": clip, "name": "", "index": place} for place, clip in enumerate(clips)]))
+    scores = recipe.scores(None)
+    for part in (slice(0, 3), slice(3, 5)):
+        scores.add(recipe.measure(Says([outputs[part]]), {"waveform": batch["waveform"][part], "mel": batch["mel"][part], "index": batch["index"][part]}))
+    wave = clips[:, 53 : 53 + 60].double().numpy()
+    steps = np.floor((np.sign(wave) * np.log1p(255 * np.abs(wave)) / np.log(256) + 1) / 2 * 255 + 0.5).astype(int)
+    nats = -np.take_along_axis(scipy.special.log_softmax(outputs[:, 0].double().numpy(), -1), steps[..., None], -1).mean()
+    expected = {"loss": nats, "bits_per_sample": nats / math.log(2), "label_entropy": scipy.stats.entropy(np.bincount(steps.ravel()))}
+    assert scores.compute() == pytest.approx({**expected, "below_entropy": expected["label_entropy"] - nats}, rel=1e-6)
+
+
+def test_mu_law_steps_are_those_of_float64_but_where_two_are_equally_near():
+    wave = torch.linspace(-1, 1, 65537)
+    curve = (wave.double().sign() * torch.log1p(255 * wave.double().abs()) / math.log(256) + 1) / 2 * 255
+    clear = (curve - curve.floor() - 0.5).abs() > 1e-4
+    assert clear.double().mean() > 0.999
+    assert (MuLaw().labels(wave)[clear] == (curve + 0.5).floor()[clear]).all()
+
+
+def test_the_entropy_of_labels_is_scipys():
+    counts = torch.tensor([3, 0, 12, 1, 0, 7])
+    assert entropy(counts) == pytest.approx(scipy.stats.entropy(counts.numpy()), rel=1e-12)
+
+
+def spectrogram(waveform: np.ndarray, *, rate: int, size: int, window: int, hop: int, bands: int, low: float) -> np.ndarray:
+    """float64[bands, N] in dB, from -100 to 0: magnitudes in triangles of unit area on Slaney's mel scale, written down from its definition."""
+
+    def mel(hertz: float) -> float:
+        return hertz * 3 / 200 if hertz < 1000 else 15 + math.log(hertz / 1000) / math.log(6.4) * 27
+
+    def hertz(value: float) -> float:
+        return value * 200 / 3 if value < 15 else 1000 * 6.4 ** ((value - 15) / 27)
+
+    corners = [hertz(value) for value in np.linspace(mel(low), mel(rate / 2), bands + 2)]
+    places, banks = np.arange(size // 2 + 1) * rate / size, []
+    for left, middle, right in zip(corners, corners[1:], corners[2:], strict=False):
+        banks.append(np.clip(np.minimum((places - left) / (middle - left), (right - places) / (right - middle)), 0, None) * 2 / (right - left))
+    hann = np.zeros(size)
+    hann[(size - window) // 2 : (size - window) // 2 + window] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
+    frames = [np.abs(np.fft.rfft(waveform[start : start + size] * hann)) for start in range(0, len(waveform) - size + 1, hop)]
+    return np.clip(20 * np.log10(np.maximum(np.array(banks) @ np.array(frames).T, 1e-5)), -100, 0)
+
+
+def test_the_log_mel_distance_is_that_of_float64():
+    recipe = Vocoder(front_end=VocoderMel(sample_rate=8000, n_fft=256, win_length=160, hop_length=20, n_mels=16, context=200))
+    drawn = torch.Generator().manual_seed(4)
+    time = torch.arange(700) / 8000
+    one = torch.stack([0.3 * torch.sin(2 * math.pi * 440 * time), 0.2 * torch.randn(700, generator=drawn), torch.zeros(700)])
+    other = one.roll(1, 0) * 0.5 + 0.01 * torch.randn(3, 700, generator=drawn)
+    found = recipe.log_mel_distance(one, other)
+    for place in range(3):
+        made = [spectrogram(np.pad(some[place].double().numpy(), 128), rate=8000, size=256, window=160, hop=20, bands=16, low=40.0) for some in (one, other)]
+        assert found[place].item() == pytest.approx(np.sqrt(((made[0] - made[1]) ** 2).mean(0)).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [2, 57])
+def test_the_energy_distance_of_single_numbers_is_scipys_without_its_bias(count):
+    drawn = np.random.default_rng(count)
+    x, y = drawn.normal(size=count), drawn.normal(loc=0.7, scale=1.5, size=count + 20)
+    biased = scipy.stats.energy_distance(x, y) ** 2  # a number's distance to itself counts
+    bias = sum(np.abs(some[:, None] - some).mean() / (len(some) - 1) for some in (x, y))
+    assert energy_distance(torch.tensor(x)[:, None], torch.tensor(y)[:, None]) == pytest.approx(biased - bias, rel=1e-9)
