@@ -21,11 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-ROUNDING = {"single": {"losses": 2e-3, "weights": 0.1, "metrics": 0.05}, "double": {"losses": 1e-9, "weights": 1e-7, "metrics": 1e-8}}
-"""The greatest relative errors that count as rounding. In single precision a unit of a rectifier that rounds to the other side of nought parts two trainings
-by a ten-thousandth, and by more with each step; in double precision none does."""
-FOUND = 1e-4
-"""A fault is found, in double precision, where one of the errors is at least this large."""
+ROUNDING = {"single": {"losses": 1e-3, "weights": 0.1, "metrics": 0.05}, "double": {"losses": 1e-9, "weights": 1e-7, "metrics": 1e-8}}
+"""The greatest relative errors that count as rounding; a fault has to make one ten times as large. In single precision a unit of a rectifier that rounds to
+the other side of nought parts two trainings by a ten-thousandth, and by more with each step; in double precision none does."""
 SPREAD = 4.5
 """Standard errors by which means over five seeds may differ: with some eight degrees of freedom, one comparison in five hundred is further off by chance."""
 QUIET = ("callbacks=none", "tracking=none", "trace.layers_every_steps=0", "device=cpu", "max_epochs=999")
@@ -93,6 +91,11 @@ class Oracle:
         found, most = self.errors(task, steps, precision), {**ROUNDING[precision], **task.rounding.get(precision, {})}
         assert all(found[name] <= value for name, value in most.items()), found
 
+    def require_parted(self, task: Task, steps: int, precision: str, fault: str) -> None:
+        """Fail where a planted fault's errors are not well beyond rounding."""
+        found, most = self.errors(task, steps, precision, fault=fault), {**ROUNDING[precision], **task.rounding.get(precision, {})}
+        assert any(found[name] > 10 * value for name, value in most.items()), found
+
     def standard_errors(self, task: Task, steps: int, metric: str, *, fault: str = "", seeds: int = 5) -> dict[str, float]:
         """How far the means over seeds are apart, each side with its own weights, batches and dropout: see `standard_errors`."""
         with self._monkeypatch.context() as patches:
@@ -105,6 +108,11 @@ class Oracle:
         """Fail where the means over seeds are further apart than their spread explains."""
         found = self.standard_errors(task, steps, metric)
         assert max(found.values()) <= SPREAD, found
+
+    def require_other_distribution(self, task: Task, steps: int, metric: str, fault: str) -> None:
+        """Fail where a planted fault does not show over seeds."""
+        found = self.standard_errors(task, steps, metric, fault=fault)
+        assert max(found.values()) > SPREAD, found
 
     def run(self, task: Task, *overrides: str) -> Trained:
         """Train by the command line; the losses are the trace's, exact."""
@@ -130,28 +138,38 @@ def standard_errors(runs: Sequence[Trained], plains: Sequence[Trained], metric: 
 
 
 def _errors(run: Trained, plain: Trained, start: Mapping[str, Tensor]) -> dict[str, float]:
-    """The worst step's `losses`, the worst of the plain script's `metrics`, and of the tensors of `weights` the one whose change since the start is worst."""
+    """The worst of the `losses`, in parts of the largest, of the plain script's `metrics`, and of the changes of the tensors of `weights` since the start."""
     assert len(run.losses) == len(plain.losses)
     assert plain.metrics.keys() <= run.metrics.keys()
     assert run.weights.keys() == plain.weights.keys() == start.keys()
     return {
-        "losses": max(_relative(*pair) for pair in zip(run.losses, plain.losses, strict=True)),
+        "losses": max(abs(one - other) if math.isfinite(one) else math.inf for one, other in zip(run.losses, plain.losses, strict=True))
+        / max(abs(loss) for loss in plain.losses),
         "metrics": max(_relative(run.metrics[name], value) for name, value in plain.metrics.items()),
         "weights": max(_changed(run.weights[name].double(), plain.weights[name].double(), before.double()) for name, before in start.items()),
     }
 
 
 def _train_in_double(patches: pytest.MonkeyPatch) -> None:
-    """Have runs compute in float64, from the float32 numbers that they would begin with; nothing else about them changes."""
+    """Have runs compute in float64, from the float32 numbers that they would begin with and read; nothing else about them changes."""
     from samewise.runner import build
 
     make_model, make_transforms = build._model, build._batch_transforms
 
+    def widened(values: Any) -> Any:
+        return tree_map_only(Tensor, lambda value: value.double() if value.is_floating_point() else value, values)
+
+    def model(*args: Any, **named: Any) -> nn.Module:
+        made = make_model(*args, **named).double()
+        for module in (made, *made.children()):
+            module.register_forward_pre_hook(lambda _, values: widened(values))
+        return made
+
     def transforms(*args: Any) -> Callable[[Any], Any]:
         apply = make_transforms(*args)
-        return lambda batch: tree_map_only(Tensor, lambda value: value.double() if value.is_floating_point() else value, apply(batch))
+        return lambda batch: widened(apply(batch))
 
-    patches.setattr(build, "_model", lambda *args, **named: make_model(*args, **named).double())
+    patches.setattr(build, "_model", model)
     patches.setattr(build, "_batch_transforms", transforms)
 
 
@@ -164,6 +182,8 @@ def _plant(patches: pytest.MonkeyPatch, fault: str, recipe: Any) -> list[str]:
         patches.setattr(recipe, "loss", lambda *args: (lambda loss: replace(loss, total=loss.total / loss.count))(real(*args)))
     elif fault == "labels are shifted":
         patches.setattr(recipe, "loss", lambda self, model, batch, phase: real(self, model, {**batch, "label": batch["label"].roll(1)}, phase))
+    elif fault == "sources are not assigned":
+        patches.setattr("samewise.recipes.separation.best_assignment", lambda pairwise: torch.eye(2).to(pairwise).expand_as(pairwise))
     elif fault == "gradients are not cleared":
         patches.setattr("samewise.runner.run.Run.clear_gradients", lambda run: None)
     elif fault == "the schedule is a step late":

@@ -1,0 +1,132 @@
+"""Detection against a plain script: torchvision's RetinaNet put together by hand, its reference's learning rates, torchmetrics' average precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from samewise_oracle_curves import Task, Trained
+from torch import Tensor
+from torchmetrics.detection import MeanAveragePrecision
+from torchvision.models import resnet18
+from torchvision.models.detection import RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+from torchvision.transforms.v2 import functional
+
+from samewise.datasets.digits_on_canvas import DigitsOnCanvas
+from samewise.recipes.detection import Detection
+
+SAMPLES, HELD, BATCH, CHANNELS = 10, 6, 2, 16
+SIZES = ((12, 16), (20, 24), (28, 36), (48, 64))
+CANVAS = {"height": 48, "width": 64, "largest": 24, "smallest": 16, "digits": 3, "turned": True}
+OVERRIDES = [
+    "recipe=detection",
+    "model=retinanet_resnet18",
+    "model.stages=[1,2]",
+    f"model.channels={CHANNELS}",
+    f"model.anchor_sizes={[list(one) for one in SIZES]}",
+    "model.min_size=48",
+    "model.max_size=64",
+    "model.score_thresh=0.001",
+    "dataset=generated_detection",
+    *(f"dataset.{name}={str(value).lower()}" for name, value in CANVAS.items()),
+    f"dataset.samples={SAMPLES}",
+    f"dataset.valid_samples={HELD}",
+    "transforms=detection",
+    "transforms.train.batch.0.p=0.0",
+    "optimizer=sgd",
+    "optimizer.lr=0.01",
+    "optimizer.weight_decay=0.02",
+    "scheduler=warmup_multi_step",
+    "scheduler.schedules.decay.milestones=[1]",
+    f"batch_size={BATCH}",
+    f"evaluate.batch_size={BATCH}",
+    "evaluate.every_epochs=null",
+]
+
+
+def network() -> RetinaNet:
+    pyramid = BackboneWithFPN(resnet18(weights=None), {"layer1": "0", "layer2": "1"}, [64, 128], CHANNELS, extra_blocks=LastLevelP6P7(CHANNELS, CHANNELS))
+    anchors = AnchorGenerator(SIZES, ((0.5, 1.0, 2.0),) * len(SIZES))
+    return RetinaNet(pyramid, 11, anchor_generator=anchors, min_size=48, max_size=64, score_thresh=0.001)
+
+
+Images = tuple[list[Tensor], list[dict[str, Tensor]]]
+
+
+def canvases(split: str, precision: torch.dtype) -> Images:
+    count = SAMPLES if split == "train" else HELD
+    drawn = [DigitsOnCanvas(split=split, length=count, **CANVAS)[place] for place in range(count)]
+    images = [functional.to_dtype(one["image"], torch.float32, scale=True).to(precision) for one in drawn]
+    return images, [{"boxes": one["boxes"].to(precision), "labels": one["labels"]} for one in drawn]
+
+
+def plain(model: RetinaNet, steps: int, shuffle: bool, *, data: Callable[[str, torch.dtype], Images] = canvases) -> Trained:
+    model.train()
+    images, targets = data("train", next(model.parameters()).dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.02, foreach=False)
+    decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1], gamma=0.1)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.001, total_iters=min(1000, len(images) // BATCH - 1))
+    losses = []
+    for step, batch in enumerate(batches(len(images), steps, shuffle=shuffle)):
+        loss = sum(model([images[place] for place in batch], [targets[place] for place in batch]).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        warmup.step()
+        if (step + 1) % (len(images) // BATCH) == 0:
+            decay.step()
+        losses.append(loss.item())
+    return Trained(losses, held_out(model, *data("valid", next(model.parameters()).dtype)), model.state_dict())
+
+
+@torch.no_grad()
+def held_out(model: RetinaNet, images: list[Tensor], targets: list[dict[str, Tensor]]) -> dict[str, float]:
+    precision, total = MeanAveragePrecision(), 0.0
+    precision.warn_on_many_detections = False
+    for first in range(0, len(images), BATCH):
+        some, true = images[first : first + BATCH], targets[first : first + BATCH]
+        precision.update([{**found, "boxes": found["boxes"].float(), "scores": found["scores"].float()} for found in model.eval()(some)], true)
+        model.training = True  # of the whole alone, its parts stay as they are in evaluation: torchvision then gives losses
+        total += float(sum(model(some, true).values())) * len(some)
+    found = precision.compute()
+    return {"loss": total / len(images), **{name: float(found[name]) for name in ("map", "map_50", "mar_100")}}
+
+
+def batches(length: int, steps: int, *, shuffle: bool) -> Iterator[list[int]]:
+    while steps:
+        order = torch.randperm(length) if shuffle else torch.arange(length)
+        for batch in order[: length // BATCH * BATCH].split(BATCH)[:steps]:
+            yield batch.tolist()
+            steps -= 1
+
+
+# Sums of losses, and torchmetrics, are float32; which of two hardly trained detections scores more is a matter of the last bit.
+ROUNDING = {"single": {"metrics": 0.5}, "double": {"losses": 1e-7, "metrics": 1e-6}}
+TASK = Task(OVERRIDES, Detection, network, plain, ROUNDING)
+
+
+@pytest.mark.parametrize(("steps", "precision"), [(4, "single"), (7, "double")])  # an epoch has 5 steps
+def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
+    oracle.require_alike(TASK, steps, precision)
+
+
+def test_a_planted_fault_parts_the_two(oracle):
+    oracle.require_parted(TASK, 4, "double", "scheduler.schedules.warmup.within_first_epoch=false")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    ["optimizer.lr=0.02", "optimizer.weight_decay=0", "loader.shuffle=true", "the loss is divided by the batch twice", "gradients are not cleared"],
+)
+def test_so_does_any_other(oracle, fault):
+    oracle.require_parted(TASK, 4, "double", fault)
+
+
+@pytest.mark.slow
+def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
+    oracle.require_same_distribution(TASK, 20, "loss")
