@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import multiprocessing
 import os
@@ -90,12 +91,13 @@ def mutants(file: str) -> list[Mutant]:
     original = (ROOT / "runner" / file).read_text()
     found, known = list[Mutant](), {_meaning(original)}
     for name in OPERATORS:
-        occurrence = 0
-        while (source := mutate_code(original, get_operator(f"core/{name}")(), occurrence)) is not None:
-            occurrence += 1
+        for occurrence in itertools.count():
             try:
+                source = mutate_code(original, get_operator(f"core/{name}")(), occurrence)
+                if source is None:
+                    break
                 meaning = _meaning(source)
-            except SyntaxError:
+            except (SyntaxError, AttributeError):  # no program any more; a dotted exception's name, which Cosmic Ray cannot replace
                 continue
             if meaning not in known:
                 known.add(meaning)
@@ -173,7 +175,7 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="try this share of the mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=None, help="write every mutant's outcome here, as JSON lines")
+    parser.add_argument("--out", type=Path, default=None, help="keep every mutant's outcome here, a line of JSON each, written as they come")
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
     import hypothesis  # noqa: F401 (what every fork would import for itself)
@@ -196,26 +198,26 @@ def main() -> int:
             print("the tests fail without a mutant:", *broken, sep="\n  ")
             return 1
         forks = multiprocessing.get_context("fork")
-        workers = [forks.Process(target=_work, args=(tried[number :: given.jobs], copy)) for number, copy in enumerate(copies)]
+        out = (given.out or Path(temporary) / "outcomes.jsonl").absolute()
+        out.write_text("")
+        workers = [forks.Process(target=_work, args=(tried[number :: given.jobs], copy, out)) for number, copy in enumerate(copies)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        outcomes = [line for copy in copies for line in map(json.loads, (copy / "outcomes.jsonl").read_text().splitlines())]
-    if given.out:
-        given.out.write_text("".join(f"{json.dumps(outcome)}\n" for outcome in outcomes))
+        outcomes = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(outcomes) == len(tried)
     _report(files, outcomes)
     return 0
 
 
-def _work(share: list[Mutant], copy: Path) -> None:
-    """Try some mutants on a copy of the repository, and note what became of each."""
+def _work(share: list[Mutant], copy: Path, out: Path) -> None:
+    """Try some mutants on a copy of the repository, and note what became of each, a line of JSON each."""
     for mutant in share:
         begun = time.monotonic()
         killer = found_by(mutant, mutant.file, copy)
         outcome = {"file": mutant.file, "line": mutant.line, "operator": mutant.operator, "change": mutant.change, "found by": killer}
-        with (copy / "outcomes.jsonl").open("a") as file:
+        with out.open("a") as file:
             file.write(json.dumps({**outcome, "seconds": round(time.monotonic() - begun, 1)}) + "\n")
 
 
