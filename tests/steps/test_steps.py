@@ -15,12 +15,12 @@ ALWAYS_THE_SAME = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate], print_blob=False, suppress_health_check=list(HealthCheck)
 )
 """No random draw from run to run, no search for a smaller example: a case is small."""
-FEW, MANY = settings(ALWAYS_THE_SAME, max_examples=40), settings(ALWAYS_THE_SAME, max_examples=600)
+FEW, SOME, MANY = (settings(ALWAYS_THE_SAME, max_examples=number) for number in (10, 40, 300))
 
 
 @example(Case(memory_format="channels_last", replicas=2))
 @example(Case(memory_format="channels_last", replicas=3, accumulate=2, uneven=True, clip_norm=0.1, parts=(("stem", "body"), ("head",))))
-@FEW
+@SOME
 @given(cases())
 def test_a_step_is_that_of_the_reference(case: Case) -> None:
     assert not disagreements(case)
