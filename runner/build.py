@@ -114,6 +114,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         ),
         checkpoints=_checkpoints(cfg, folder),
         to_device=mover(strategy.device, channels_last=channels_last),
+        cautions=precision.cautions(),
     )
     for callback in run.callbacks.values():
         callback.on_build(run)

@@ -17,7 +17,7 @@ NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
 PACKAGES = ("samewise", *NUMERIC, "hydra-core", "omegaconf", "mlflow", "torchmetrics", "scikit-learn")
 VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "MKL_CBWR", "MKL_NUM_THREADS"),
-    *("NCCL_ALGO", "NCCL_PROTO", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTHONHASHSEED"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTHONHASHSEED"),
 )
 """Those recorded where they are set."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -38,14 +40,25 @@ class Precision:
         self._scaler = torch.amp.GradScaler("cpu", enabled=False)
 
     def begin(self, device: torch.device) -> None:
-        """Set the switches for `device`."""
+        """Set the switches for `device`, whatever they were.
+
+        Raises:
+            ConfigError: a variable of the environment says otherwise, and the libraries go by that.
+        """
         self._device = device.type
-        torch.backends.cuda.matmul.allow_tf32 = self._tf32
-        torch.backends.cudnn.allow_tf32 = self._tf32
+        if device.type == "cuda" and (problem := overridden(tf32=self._tf32, variables=os.environ)):
+            raise ConfigError(problem)
+        _switch(tf32=self._tf32)
         self._scaler = torch.amp.GradScaler(
             device.type, init_scale=self._initial_scale, growth_interval=self._growth_interval, enabled=self._dtype is torch.float16
         )
         self.scale(torch.zeros((), device=device))  # a process that computes no loss (a pipeline's first stage) has a scale from the beginning too
+
+    def cautions(self) -> list[Problem]:
+        """What a person should know of it, where it does nothing on the device."""
+        if not self._tf32 or self._device == "cuda":
+            return []
+        return [Problem("precision.tf32", "does nothing on the CPU, which computes in full single precision", True, hint="precision=fp32")]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of every forward pass, in training and evaluation."""
@@ -82,3 +95,23 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
             self._scaler.load_state_dict(state)
+
+
+def overridden(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None:
+    """What is wrong where the environment would have NVIDIA's libraries use TensorFloat-32, or not, against the config; None where it is as it says."""
+    given = variables.get("NVIDIA_TF32_OVERRIDE")
+    if given in (None, "", str(int(tf32))):
+        return None
+    message = f"NVIDIA_TF32_OVERRIDE={given} in the environment, or in reproducibility.variables, would override it in NVIDIA's libraries"
+    return Problem("precision.tf32", message, tf32, "that variable not set", "unset NVIDIA_TF32_OVERRIDE, and choose precision=fp32 or precision=tf32")
+
+
+def _switch(*, tf32: bool) -> None:
+    """Each operator's own switch, of CUDA's libraries and of oneDNN: one that is not set takes a more general one's value, whoever has set that."""
+    backends: Any = torch.backends
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")  # the older switches first, so that who reads those is told the same
+    backends.cudnn.allow_tf32 = tf32
+    for operator in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        operator.fp32_precision = "tf32" if tf32 else "ieee"
+    for operator in (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn):
+        operator.fp32_precision = "ieee"

@@ -161,6 +161,12 @@ def variables_only_compute(cfg: Config) -> Iterator[Problem]:
             yield Problem(f"reproducibility.variables.{name}", "a config may not set this variable", value, expected, "export it in the shell")
 
 
+def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
+    if _at(cfg, "reproducibility.benchmark") is True and _at(cfg, "reproducibility.deterministic") is True:
+        message = "lets timing choose cuDNN's algorithms, which is another one, and other bits, each time"
+        yield Problem("reproducibility.benchmark", message, True, "false beside deterministic: true", "reproducibility=fast gives up the promise, and has both")
+
+
 def words_are_known(cfg: Config) -> Iterator[Problem]:
     for path, known in (("reproducibility.level", LEVELS), ("reproducibility.other_environment", OTHER_ENVIRONMENT)):
         value = _at(cfg, path)
@@ -178,6 +184,7 @@ RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     name_is_a_folder,
     variables_only_compute,
     resumed_checkpoint_is_there,
+    no_timing_decides_bits,
     words_are_known,
 )
 

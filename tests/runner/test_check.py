@@ -81,6 +81,7 @@ def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: 
         (["++dataset.num_classes=???"], "dataset.num_classes", "must be given"),
         (["+reproducibility.variables.LD_PRELOAD=x.so"], "reproducibility.variables.LD_PRELOAD", "may not set"),
         (["+reproducibility.variables.PYTHONPATH=x"], "reproducibility.variables.PYTHONPATH", "may not set"),
+        (["reproducibility.benchmark=true"], "reproducibility.benchmark", "reproducibility=fast"),
         (["reproducibility.level=loose"], "reproducibility.level", "strict"),
         (["model._target_=os.system"], "model._target_", "outside the packages"),
         (["model._target_=torchvision.models.resnet19"], "model._target_", "did you mean 'resnet18'?"),

@@ -1,0 +1,98 @@
+"""The number format is the config's, whatever was set before, and what cannot be had is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.precision import Precision, overridden
+
+BACKENDS: Any = torch.backends
+CPU = torch.device("cpu")
+BEFORE: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "everything tf32": lambda: setattr(BACKENDS, "fp32_precision", "tf32"),
+    "everything ieee": lambda: setattr(BACKENDS, "fp32_precision", "ieee"),
+    "cuDNN tf32": lambda: setattr(BACKENDS.cudnn, "fp32_precision", "tf32"),
+    "the older switches": lambda: (setattr(BACKENDS.cuda.matmul, "allow_tf32", True), setattr(BACKENDS.cudnn, "allow_tf32", False)),
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),  # bfloat16 in oneDNN's matrix products
+    "oneDNN bf16": lambda: setattr(BACKENDS.mkldnn, "fp32_precision", "bf16"),
+}
+
+
+def switches() -> dict[str, str]:
+    """What torch goes by, with what each operator inherits resolved."""
+    cuda = {"matmul": BACKENDS.cuda.matmul, "conv": BACKENDS.cudnn.conv, "rnn": BACKENDS.cudnn.rnn}
+    cpu = {name: getattr(BACKENDS.mkldnn, name) for name in ("matmul", "conv", "rnn")}
+    return {f"{kind}.{name}": one.fp32_precision for kind, some in (("cuda", cuda), ("cpu", cpu)) for name, one in some.items()}
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    yield
+    for one in (BACKENDS, BACKENDS.cudnn):
+        one.fp32_precision = "none"
+    Precision().begin(CPU)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("before", BEFORE)
+def test_every_operator_has_the_configs_format_whatever_was_set_before(before: str, tf32: bool, restored: None) -> None:
+    BEFORE[before]()
+    Precision(tf32=tf32).begin(CPU)
+    wanted = "tf32" if tf32 else "ieee"
+    assert switches() == {
+        **{f"cuda.{name}": wanted for name in ("matmul", "conv", "rnn")},
+        **{f"cpu.{name}": "ieee" for name in ("matmul", "conv", "rnn")},
+    }
+    for later in (lambda: setattr(BACKENDS, "fp32_precision", "none"), lambda: setattr(BACKENDS, "fp32_precision", "ieee" if tf32 else "tf32")):
+        later()  # nothing is inherited
+        assert {value for name, value in switches().items() if name.startswith("cuda")} == {wanted}
+    # who reads the older switches is told the same, and reading is no error
+    assert (BACKENDS.cuda.matmul.allow_tf32, BACKENDS.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (tf32, tf32, "high" if tf32 else "highest")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tf32", [False, True])
+def test_products_and_convolutions_on_cuda_round_as_the_format_does(tf32: bool, restored: None) -> None:
+    BACKENDS.fp32_precision = "ieee" if tf32 else "tf32"
+    Precision(tf32=tf32).begin(torch.device("cuda"))
+    torch.manual_seed(0)
+    left, right = torch.randn(512, 512), torch.randn(512, 512)
+    images, kernels = torch.randn(4, 64, 32, 32), torch.randn(64, 64, 3, 3)
+
+    def error(found: Tensor, exact: Tensor) -> float:
+        return float((found.double().cpu() - exact).abs().max() / exact.abs().max())
+
+    products = error(left.cuda() @ right.cuda(), left.double() @ right.double())
+    convolved = error(torch.conv2d(images.cuda(), kernels.cuda()), torch.conv2d(images.double(), kernels.double()))
+    for found in (products, convolved):  # ten bits of a significand, or 23
+        assert (1e-5 < found < 1e-2) if tf32 else found < 3e-6
+
+
+@pytest.mark.parametrize(("tf32", "value"), [(True, "0"), (False, "1"), (True, "no")])
+def test_a_variable_that_overrides_the_config_is_refused(tf32: bool, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", value)
+    with pytest.raises(ConfigError, match=f"NVIDIA_TF32_OVERRIDE={value}") as error:
+        Precision(tf32=tf32).begin(torch.device("cuda"))
+    assert error.value.problems[0].path == "precision.tf32"
+    Precision(tf32=tf32).begin(CPU)  # where those libraries do not compute
+
+
+@pytest.mark.parametrize(("tf32", "value"), [(True, None), (False, None), (True, "1"), (False, "0"), (False, "")])
+def test_a_variable_that_says_the_same_is_not(tf32: bool, value: str | None) -> None:
+    assert overridden(tf32=tf32, variables={} if value is None else {"NVIDIA_TF32_OVERRIDE": value}) is None
+
+
+def test_tf32_on_the_cpu_is_warned_of(samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
+    given = ("experiment=gan_digits", "debug=tiny", "max_steps=1", "device=cpu", "tracking=none", f"run_root={tmp_path}")
+    warning = "warning: precision.tf32: does nothing on the CPU"
+    assert warning in samewise("check", *given, "precision=tf32").stdout
+    assert warning in samewise("train", *given, "precision=tf32").stderr
+    assert warning not in samewise("check", *given, "precision=bf16").stdout
