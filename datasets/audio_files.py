@@ -14,12 +14,13 @@ import torch
 import torchaudio
 from torch import Tensor
 
+from samewise.datasets.file_kinds import another_kind
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
 """The file names that are audio."""
 
-_FORMATS = "a WAV, FLAC, MP3 or OGG file"
+_FORMATS = "a recording: a WAV, FLAC, MP3 or OGG file"
 _UNKNOWN_FORMAT = 1  # SF_ERR_UNRECOGNISED_FORMAT of libsndfile
 _SIZE_UNKNOWN = (0, 0xFFFFFFFF)  # what programs that write into a pipe leave in a WAV's header
 
@@ -132,7 +133,7 @@ def _stretch(path: str | os.PathLike[str], file: soundfile.SoundFile, start: int
     samples = torch.from_numpy(file.read(wanted, dtype="float32", always_2d=True)).t().contiguous()
     if samples.shape[1] < wanted:
         reason = f"is cut short: {start + samples.shape[1]} of the {file.frames} frames that its header promises"
-        raise DataError(Problem(os.fspath(path), reason, hint="remove the file, or fetch it again"))
+        raise DataError(Problem(os.fspath(path), reason, hint="leave the file out, or fetch it again"))
     return samples
 
 
@@ -148,7 +149,7 @@ def _require_whole(path: str | os.PathLike[str], form: str) -> None:
             if name == b"data":
                 if length not in _SIZE_UNKNOWN and place + 8 + length > size:
                     reason = f"is cut short: {size - place - 8} of the {length} bytes of sound that its header promises"
-                    raise DataError(Problem(os.fspath(path), reason, hint="remove the file, or fetch it again"))
+                    raise DataError(Problem(os.fspath(path), reason, hint="leave the file out, or fetch it again"))
                 return
             place += 8 + length + length % 2
 
@@ -158,7 +159,7 @@ def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileEr
     name = os.fspath(path)
     try:
         if not os.path.getsize(path):
-            raise DataError(Problem(name, "is empty", expected=_FORMATS, hint="remove the file, or fetch it again"))
+            raise DataError(Problem(name, "is empty", expected=_FORMATS, hint="leave the file out, or fetch it again"))
         with open(path, "rb"):
             pass
     except OSError as error:
@@ -172,6 +173,8 @@ def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileEr
         decoded = AudioDecoder(name).get_all_samples()
         return decoded.data.to(torch.float32), int(decoded.sample_rate)
     except (ImportError, OSError, RuntimeError, ValueError):
+        if other := another_kind(path, "recording"):
+            raise DataError(Problem(name, f"is {other}, not a recording", expected=_FORMATS)) from None
         reason = "is not audio, or in a format that cannot be read" if refusal.code == _UNKNOWN_FORMAT else f"is a damaged file: {refusal.error_string}"
         other = "torchcodec (pip install 'samewise[video]') with FFmpeg reads further formats, as M4A; or convert the file"
         hint = other if refusal.code == _UNKNOWN_FORMAT else "fetch the file again"

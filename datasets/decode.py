@@ -12,6 +12,7 @@ import torchvision.io  # registers the decoders
 from PIL import Image, ImageFile
 from torch import Tensor
 
+from samewise.datasets.file_kinds import another_kind
 from samewise.runner.errors import DataError, Problem
 
 Mode = Literal["rgb", "gray"]
@@ -38,10 +39,12 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
     try:
         return decode(raw, mode=mode)
     except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        expected = "an image: a JPEG, PNG, BMP, PPM, TIFF or WebP file"
+        if other := another_kind(path, "image"):
+            raise DataError(Problem(os.fspath(path), f"is {other}, not an image", expected=expected)) from None
         # Pillow's message repeats the address of a buffer: nothing to a person
         reason = "is no image, or a damaged one" if isinstance(error, Image.UnidentifiedImageError) else f"is a damaged image: {error}"
-        hint = "remove the file, or fetch it again"
-        raise DataError(Problem(os.fspath(path), reason if raw else "is empty", expected="a JPEG, PNG, BMP, PPM, TIFF or WebP file", hint=hint)) from None
+        raise DataError(Problem(os.fspath(path), reason if raw else "is empty", expected=expected, hint="leave the file out, or fetch it again")) from None
 
 
 def decode(raw: bytes, *, mode: Mode = "rgb") -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samewise.datasets.file_kinds import another_kind
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line
 
 EXTENSIONS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
@@ -34,7 +35,7 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
     decoder = require_torchcodec()
     try:
         if not os.path.getsize(path):
-            raise DataError(Problem(name, "is empty", expected="a video file", hint="remove the file, or fetch it again"))
+            raise DataError(Problem(name, "is empty", expected="a video file", hint="leave the file out, or fetch it again"))
         video = decoder(name, num_ffmpeg_threads=1, seek_mode="exact")
         frames = torch.tensor(choose(len(video)))
         # Decoding is forward from the keyframe before: each frame once, then repeated where it was asked for more than once.
@@ -43,8 +44,10 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
     except OSError as error:
         raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
     except (RuntimeError, ValueError, IndexError) as error:
+        if other := another_kind(path, "video"):
+            raise DataError(Problem(name, f"is {other}, not a video", expected="a video file that FFmpeg decodes")) from None
         reason = f"is no video, or a damaged one: {first_line(error)}"
-        raise DataError(Problem(name, reason, expected="a video file that FFmpeg decodes", hint="remove the file, or fetch it again")) from None
+        raise DataError(Problem(name, reason, expected="a video file that FFmpeg decodes", hint="leave the file out, or fetch it again")) from None
 
 
 def clip_frames(available: int, *, frames: int, stride: int, start: Callable[[int], int]) -> list[int]:

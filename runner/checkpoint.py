@@ -83,7 +83,8 @@ class Checkpoints:
         self.wait()
         folder = self._shards(step)
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        self._folder.mkdir(exist_ok=True)
+        folder.mkdir()
         return folder
 
     def _shards(self, step: int) -> Path:
@@ -131,8 +132,9 @@ class Checkpoints:
         final = self._folder / f"step-{step:08d}"
         temporary = self._folder / f".step-{step:08d}.{os.getpid()}.tmp"
         try:
+            self._folder.mkdir(exist_ok=True)  # but not the run's folder: where that is gone, it is not made anew for a half of the run
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+            temporary.mkdir()
             torch.save({"format": FORMAT, **state}, temporary / "state.pt")
             with open(temporary / "state.pt", "rb") as handle:
                 sha256 = hashlib.file_digest(handle, "sha256").hexdigest()

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, nearest
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, ends_process, nearest
 from samewise.runner.folder import read_json
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ def main(argv: Sequence[str]) -> int:
     debug = "--debug" in argv
     try:
         return _dispatch(list(argv))
-    except SystemExit as stop:  # argparse's --help (0) and usage errors (2)
-        return stop.code if isinstance(stop.code, int) else 2
     except BrokenPipeError:  # `samewise show | head`
         sys.stderr.close()
         return 0
@@ -212,7 +210,11 @@ def _dispatch(argv: list[str]) -> int:
     arrange(parser)
     if "--debug" not in parser._option_string_actions:  # pyright: ignore[reportPrivateUsage]  (argparse has no public way to ask)
         parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
-    return run(parser.parse_intermixed_args(argv[1:]))
+    try:
+        given = parser.parse_intermixed_args(argv[1:])
+    except SystemExit as stop:  # --help (0) and usage errors (2); what a command itself raises is an error
+        return stop.code if isinstance(stop.code, int) else 2
+    return run(given)
 
 
 def _help() -> str:
@@ -259,5 +261,8 @@ def told(error: BaseException) -> tuple[int, str]:
         where = f" at {error.filename}" if error.filename else ""
         hint = "free some space, then give the same command again; it goes on from the last checkpoint"
         return 1, f"error:\n  the disk is full{where}\n    hint:     {hint}"
+    if isinstance(error, SystemExit):
+        message, where = ends_process("something", error)
+        return 1, f"error:\n  {message}\n    hint:     {where}"
     message = " ".join(str(error).split())
     return 1, f"error:\n  {type(error).__name__}: {message}\n    hint:     run again with --debug for the traceback"

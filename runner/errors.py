@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -109,6 +110,17 @@ def first_line(error: BaseException, *, after: str = "") -> str:
     text = str(error).rpartition(after)[2] if after else str(error)
     lines = text.strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def raised_at(error: BaseException) -> str:
+    """Where an error was raised: the file, the line, the function, and the line's text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"raised at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}: {frames[-1].line}" if frames else ""
+
+
+def ends_process(who: str, error: SystemExit) -> tuple[str, str]:
+    """Message and hint for a `sys.exit` that is no way to end a training."""
+    return f"{who} ends the process: sys.exit({error.code!r})", raised_at(error)
 
 
 def _shown(value: object) -> str:

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,8 +84,11 @@ class RunFolder:
             ) from None
 
     @contextmanager
-    def locked(self) -> Generator[None]:
+    def locked(self) -> Generator[Callable[[], None]]:
         """Hold the folder for writing; the lock goes with the process, however it ends.
+
+        Yields:
+            To be called before anything is written that counts: it raises a TrainingError where this folder is gone, though there may be another of its name.
 
         Raises:
             ConfigError: another process holds it.
@@ -103,7 +106,18 @@ class RunFolder:
             handle.truncate(0)
             handle.write(f"process {os.getpid()} on {socket.gethostname()}")
             handle.flush()
-            yield
+            mine = os.fstat(handle.fileno())
+
+            def require() -> None:
+                try:
+                    is_gone = not os.path.samestat(mine, os.stat(self.path / ".lock"))
+                except OSError as error:  # what else there may be is not known to be the folder's end
+                    is_gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+                if is_gone:
+                    hint = "it was deleted or moved while the run trained; the same command trains anew"
+                    raise TrainingError(Problem(str(self.path), "the run's folder is gone", hint=hint))
+
+            yield require
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, nearest
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, nearest
 from samewise.runner.fingerprint import plain
 
 ALLOWED = (
@@ -58,7 +58,7 @@ LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
 SPECIAL = ("_target_", "_partial_", "_args_")
 
 
-def instantiate(node: Any, path: str, *, allowed: Sequence[str], **extra: Any) -> Any:
+def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any) -> Any:
     """Build what a config describes: a mapping with `_target_` becomes an object, anything else stays what it is, with its parts built.
 
     Args:
@@ -97,7 +97,7 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
     return call(made, path, *positional, **named)
 
 
-def call(made: Callable[..., Any], path: str, *positional: Any, **named: Any) -> Any:
+def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:
     """Call a constructor (or a partial of one), its failure told as a problem at `path`.
 
     Raises:
@@ -113,6 +113,9 @@ def call(made: Callable[..., Any], path: str, *positional: Any, **named: Any) ->
         if error.errno == errno.ENOSPC:
             raise
         raise ConfigError(Problem(path, f"{_name(made)} failed: {error}")) from error
+    except SystemExit as error:
+        message, where = ends_process(_name(made), error)
+        raise ConfigError(Problem(path, message, hint=where)) from error
     except Exception as error:
         raise ConfigError(_failure(made, path, error)) from error
 
@@ -171,6 +174,9 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
         return importlib.import_module(name)
     except SamewiseError:
         raise
+    except SystemExit as error:
+        message, place = ends_process(name, error)
+        raise ConfigError(Problem(where, message, target, hint=place)) from error
     except Exception as error:
         raise ConfigError(Problem(where, f"cannot be imported: {type(error).__name__}: {error}", target)) from error
 

@@ -141,6 +141,8 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     stopped: float = 0.0
     """When training had ended, and only MLflow was still waited for."""
+    require_folder: Callable[[], None] = lambda: None
+    """Raises a TrainingError where the folder that the session has locked is gone."""
     ended: dict[str, Any] = field(default_factory=dict[str, Any])
     """The summary, once training has ended."""
 
@@ -280,9 +282,10 @@ class Run:
         """Write a checkpoint, and make what was logged up to it durable.
 
         Raises:
-            TrainingError: a weight is not finite, or the checkpoint before this one could not be written.
+            TrainingError: a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written.
         """
         require_finite_model(self)
+        self.require_folder()
         state = self._in_shards() if self.checkpoint.sharded and self.strategy.shards > 1 else self.strategy.whole(self.state())
         if self.strategy.is_main:
             self.tracker.checkpointed(self.step)

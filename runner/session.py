@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner import checkpoint, compose, environment, streams
 from samewise.runner.check.trial import misfit
 from samewise.runner.determinism import refused_operator
-from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, first_line
+from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
 from samewise.runner.evaluation import rehearse, validated
 from samewise.runner.folder import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
@@ -45,7 +45,9 @@ def session(run: Run) -> Generator[None]:
                     if run.strategy.is_main:
                         rehearse(run)
             yield
+            run.require_folder()
             _leave_results(run)
+            run.require_folder()
             status = "FINISHED"
         except Interrupted:
             status = "KILLED"
@@ -69,7 +71,7 @@ def session(run: Run) -> Generator[None]:
 def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]]) -> str:
     """Lock the folder and write down what is known at the start; the level of the promise."""
     run.folder.create()
-    held.enter_context(run.folder.locked())
+    run.require_folder = held.enter_context(run.folder.locked())
     _write_down(run, surroundings)
     return run.level
 
@@ -162,18 +164,23 @@ def _explained(run: Run, error: BaseException) -> BaseException:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         hint = "free some space, then give the same command again: it resumes"
         return TrainingError(Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint))
-    if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError):
+    if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
         return ConfigError(misfit(error))
+    if isinstance(error, SystemExit):
+        message, where = ends_process("something", error)
+        return TrainingError(Problem(f"step {run.step + 1}", message, hint=where))
     return error
 
 
 def _leave_reason(run: Run, error: BaseException) -> None:
     """Leave the reason in the folder; the disk may be what failed, so this may not."""
     try:
+        run.require_folder()
         text = "".join(traceback.format_exception(error))
         write_json(run.folder.path / "failure.json", {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text})
     except (TrainingError, OSError) as second:
-        print(f"warning: {second}", file=sys.stderr)
+        if str(second) != str(error):
+            print(f"warning: {second}", file=sys.stderr)
 
 
 def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from samewise.runner import streams
 from samewise.runner.compose import Composed
 from samewise.runner.determinism import refused_operator
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, first_line
 from samewise.runner.folder import RunFolder
 from samewise.runner.instantiate import instantiate
 from samewise.runner.project import Project
@@ -94,7 +94,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
             rehearse(run)
         except SamewiseError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(refused_operator(error) or misfit(error)) from error
         finally:
             run.strategy.end()
@@ -122,8 +122,11 @@ def _span(numbers: Sequence[int]) -> str:
     return f"micro-batches {numbers[0]} to {numbers[-1]}"
 
 
-def misfit(error: Exception) -> Problem:
+def misfit(error: Exception | SystemExit) -> Problem:
     """What a step raised, which comes from parts that are sound alone but do not fit together."""
+    if isinstance(error, SystemExit):
+        message, where = ends_process("the first step", error)
+        return Problem("recipe, model, dataset, transforms", message, hint=where)
     if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
         return Problem("dataset.num_classes", f"the data has the label {label[1]}, for which the model has no class", expected=f"at least {int(label[1]) + 1}")
     return Problem(

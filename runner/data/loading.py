@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from samewise.runner import streams
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import DataError, Problem, SamewiseError
+from samewise.runner.errors import DataError, Problem, SamewiseError, ends_process, raised_at
 from samewise.runner.interfaces import Batch
 
 Collate = Callable[[Sequence[Any]], Batch]
@@ -75,13 +74,11 @@ class KeyedDataset(Dataset[Any]):
             return self._collate([self._sample(key.epoch, key.start + offset, index) for offset, index in enumerate(key.indices)])
         except SamewiseError as error:
             return Failure(error.problems)
+        except SystemExit as error:
+            message, where = ends_process(type(self._dataset).__name__, error)
+            return Failure((Problem(self._name, message, hint=where),))
         except Exception as error:  # a worker's traceback cannot follow it: say where it was raised
-            return Failure((self._problem(error),))
-
-    def _problem(self, error: Exception) -> Problem:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{where.filename}:{where.lineno}, in {where.name}"
-        return Problem(self._name, f"{type(self._dataset).__name__} fails: {type(error).__name__}: {error}", hint=f"raised at {place}: {where.line}")
+            return Failure((Problem(self._name, f"{type(self._dataset).__name__} fails: {type(error).__name__}: {error}", hint=raised_at(error)),))
 
     def _sample(self, epoch: int, position: int, index: int) -> Any:
         streams.enter(self._seed, self._stream, epoch, position, index)

@@ -192,6 +192,17 @@ def test_a_file_at_fault_is_named_and_the_others_are_predicted(samewise, runs, t
     assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(sound)]
 
 
+def test_a_file_for_another_model_is_called_what_it_is_and_nothing_is_advised_against_it(samewise, runs, tmp_path):
+    sound = recording(tmp_path / "x.wav")
+    done = samewise("predict", runs["classification"], sound)
+    assert done.returncode == 2
+    assert "x.wav: is a WAV recording, not an image\n" in done.stderr
+    assert "expected: an image: a JPEG, PNG" in done.stderr
+    assert "remove" not in done.stderr
+    assert "hint" not in done.stderr
+    assert sound.exists()
+
+
 def test_predicting_needs_no_data_set(samewise, runs, tmp_path):
     run = Path(shutil.copytree(runs["separation"], tmp_path / "run", symlinks=True))
     config = run / "config.yaml"

@@ -1,0 +1,44 @@
+"""What a file is by its first bytes, for messages about a file of another kind than was asked for."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+_LONGEST: Final = 12
+
+_BEGINNINGS: Final = (
+    (0, b"\xff\xd8\xff", "image", "a JPEG image"),
+    (0, b"\x89PNG\r\n", "image", "a PNG image"),
+    (0, b"GIF8", "image", "a GIF image"),
+    (0, b"BM", "image", "a BMP image"),
+    (0, b"II*\0", "image", "a TIFF image"),
+    (0, b"MM\0*", "image", "a TIFF image"),
+    (8, b"WEBP", "image", "a WebP image"),
+    (8, b"WAVE", "recording", "a WAV recording"),
+    (0, b"fLaC", "recording", "a FLAC recording"),
+    (0, b"OggS", "recording", "an Ogg recording"),
+    (0, b"ID3", "recording", "an MP3 recording"),
+    *((0, bytes((0xFF, second)), "recording", "an MP3 recording") for second in (0xE2, 0xE3, 0xF2, 0xF3, 0xFA, 0xFB)),  # a frame of layer III
+    (0, b".snd", "recording", "an AU recording"),
+    (8, b"AIFF", "recording", "an AIFF recording"),
+    (4, b"ftypM4A", "recording", "an M4A recording"),
+    (4, b"ftyp", "video", "an MP4 video"),
+    (8, b"AVI ", "video", "an AVI video"),
+    (0, b"\x1aE\xdf\xa3", "video", "a Matroska or WebM video"),
+    (0, b"%PDF", "document", "a PDF document"),
+    (0, b"PK\x03\x04", "archive", "a ZIP archive, or what torch.save writes"),
+    (0, b"\x1f\x8b", "archive", "a gzip archive"),
+)
+"""(offset, bytes there, kind, in words); the first that holds."""
+
+
+def another_kind(path: str | os.PathLike[str], wanted: str) -> str | None:
+    """What a file surely is, in words, where that is not `wanted` ("image", "recording" or "video"); None where it may be, or nothing is known of it."""
+    try:
+        with open(path, "rb") as handle:
+            first = handle.read(_LONGEST)
+    except OSError:
+        return None
+    found = next(((kind, words) for offset, start, kind, words in _BEGINNINGS if first[offset : offset + len(start)] == start), None)
+    return found[1] if found and found[0] != wanted else None

@@ -1,0 +1,80 @@
+"""A file of another kind than was asked for is called what it is. The files are those of Pillow, soundfile and Python's own library."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+from samewise.datasets.audio_files import read_audio
+from samewise.datasets.decode import read_image
+from samewise.datasets.file_kinds import another_kind
+from samewise.runner.errors import DataError
+
+SOUND = 0.1 * np.sin(np.arange(4000) * 0.1)
+IMAGES = {"JPEG": "a JPEG", "PNG": "a PNG", "GIF": "a GIF", "BMP": "a BMP", "TIFF": "a TIFF", "WEBP": "a WebP"}
+RECORDINGS = {"WAV": "a WAV", "FLAC": "a FLAC", "OGG": "an Ogg", "MP3": "an MP3", "AIFF": "an AIFF", "AU": "an AU"}
+
+
+def picture(path: Path, form: str = "PNG") -> Path:
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path, form)
+    return path
+
+
+def recording(path: Path, form: str = "WAV") -> Path:
+    soundfile.write(path, SOUND, 8000, format=form)
+    return path
+
+
+@pytest.mark.parametrize("form", IMAGES)
+def test_an_image_is_told_from_a_recording(form: str, tmp_path: Path) -> None:
+    file = picture(tmp_path / "a.wav", form)
+    assert another_kind(file, "image") is None
+    assert another_kind(file, "recording") == f"{IMAGES[form]} image"
+    with pytest.raises(DataError, match=f"a.wav: is {IMAGES[form]} image, not a recording"):
+        read_audio(file)
+
+
+@pytest.mark.parametrize("form", RECORDINGS)
+def test_a_recording_is_told_from_an_image(form: str, tmp_path: Path) -> None:
+    file = recording(tmp_path / "a.png", form)
+    assert another_kind(file, "recording") is None
+    assert another_kind(file, "image") == f"{RECORDINGS[form]} recording"
+    with pytest.raises(DataError, match=f"a.png: is {RECORDINGS[form]} recording, not an image") as error:
+        read_image(file)
+    (problem,) = error.value.problems
+    assert "an image" in problem.expected
+    assert problem.hint == ""  # the file is sound: nothing is to be done to it
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda path: zipfile.ZipFile(path, "w").writestr("a", "b"), "a ZIP archive"),
+        (lambda path: torch.save({"a": torch.zeros(1)}, path), "torch.save"),
+        (lambda path: gzip.open(path, "w").close(), "a gzip archive"),
+    ],
+)
+def test_an_archive_is_neither(write: Callable[[Path], object], words: str, tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    assert all(words in str(another_kind(tmp_path / "a", kind)) for kind in ("image", "recording", "video"))
+
+
+@pytest.mark.parametrize("content", [b"", b"B", b"only words", b"RIFF\0\0\0\0"])
+def test_what_is_not_known_is_not_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(content)
+    assert another_kind(tmp_path / "a", "image") is another_kind(tmp_path / "missing", "image") is None
+
+
+def test_a_damaged_file_of_the_right_kind_is_called_damaged(tmp_path: Path) -> None:
+    file = picture(tmp_path / "a.png")
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(DataError, match="damaged"):
+        read_image(file)

@@ -1,0 +1,54 @@
+"""Labels of predicted boxes can be read wherever the boxes are: counted on the rendered pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from samewise.recipes.average_precision import Image
+from samewise.recipes.detection_pictures import save_detections, save_prediction
+
+HEIGHT, WIDTH = 200, 300
+NAMES = ["background", "dark blood cell"]
+INSIDE = (100.0, 80.0, 160.0, 130.0)
+EDGES = {
+    "the top": (100.0, 0.0, 160.0, 60.0),
+    "the left": (0.0, 80.0, 60.0, 130.0),
+    "the right": (250.0, 80.0, 300.0, 130.0),
+    "the bottom": (100.0, 150.0, 160.0, 200.0),
+    "the upper right corner": (250.0, 0.0, 300.0, 60.0),
+    "every edge": (0.0, 0.0, 300.0, 200.0),
+    "more than the picture": (-20.0, -20.0, 320.0, 220.0),
+}
+LABEL = 0.7 * np.array([255, 127, 14])  # matplotlib's second colour, at an opacity of .7 over black
+
+
+def labelled(file: Path) -> int:
+    """How many pixels have a label's background."""
+    pixels = np.asarray(PIL.Image.open(file).convert("RGB")).astype(float)
+    return int((abs(pixels - LABEL).max(2) < 3).sum())
+
+
+def found(box: tuple[float, float, float, float]) -> Image:
+    none = torch.zeros(0)
+    return Image((HEIGHT, WIDTH), torch.zeros(0, 4), none.long(), none.bool(), none, torch.tensor([box]), torch.tensor([1]), torch.tensor([0.9]))
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_the_label_of_a_box_that_touches_an_edge_is_whole(edge: str, tmp_path: Path) -> None:
+    black = torch.zeros(3, HEIGHT, WIDTH)
+    whole = labelled(save_prediction(tmp_path / "inside.png", black, found(INSIDE), NAMES))
+    assert whole > 200
+    assert labelled(save_prediction(tmp_path / "edge.png", black, found(EDGES[edge]), NAMES)) >= 0.97 * whole  # more, where less of it lies on its box
+
+
+def test_labels_in_a_sheet_of_pictures_stay_in_their_own(tmp_path: Path) -> None:
+    boxes = [INSIDE, *EDGES.values()]
+    black = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)
+    save_detections(tmp_path / "one.png", [black] * 8, [found(INSIDE)] * 8, NAMES)
+    save_detections(tmp_path / "edges.png", [black] * 8, [found(box) for box in boxes], NAMES)
+    assert labelled(tmp_path / "edges.png") > 0.97 * labelled(tmp_path / "one.png")  # beside a picture it would lie on white
