@@ -16,6 +16,7 @@ from samewise.recipes.average_precision import AveragePrecision, Image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[Image], names: Sequence[str], *, least: float = 0.3, columns: int = 4) -> None:
@@ -33,6 +34,7 @@ def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[I
     for place, thumbnail, image in zip(axes, thumbnails, images, strict=False):
         _draw(place, thumbnail, image, names, least)
     figure.suptitle(f"true boxes: thin white; detections with a score of at least {least:g}, or the three best: colour of the class", fontsize=11)
+    _pull_labels_inside(figure)
     figure.savefig(path)
 
 
@@ -46,6 +48,7 @@ def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[s
     axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     _draw(axes, (picture.clamp(0, 1) * 255).round().to(torch.uint8), image, names, least)
+    _pull_labels_inside(figure)
     figure.savefig(path)
     return path
 
@@ -89,7 +92,20 @@ def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], lea
         label = int(image.found_labels[place])
         axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=_colour(label), linewidth=1.6))
         told = f"{_name(label, names)} {image.found_scores[place]:.2f}"
-        axes.text(x1, y1, told, fontsize=6, color="black", va="bottom", bbox={"facecolor": _colour(label), "alpha": 0.7, "pad": 0.6, "linewidth": 0})
+        box = {"facecolor": _colour(label), "alpha": 0.7, "pad": 0.6, "linewidth": 0}
+        axes.text(x1, y1, told, fontsize=6, color="black", va="bottom", bbox=box).set_in_layout(False)
+
+
+def _pull_labels_inside(figure: Figure) -> None:
+    """Move each label that reaches over an edge of its picture by as much; one that is wider keeps its beginning."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        frame = axes.get_window_extent()
+        for text in axes.texts:
+            label = text.get_bbox_patch().get_window_extent()  # type: ignore[union-attr]
+            right, up = max(min(0.0, frame.x1 - label.x1), frame.x0 - label.x0), min(max(0.0, frame.y0 - label.y0), frame.y1 - label.y1)
+            x, y = axes.transData.transform(text.get_position())
+            text.set_position(tuple(axes.transData.inverted().transform((x + right, y + up))))
 
 
 def _colour(label: int) -> str:
