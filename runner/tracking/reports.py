@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow.exceptions import MlflowException
-
 from samewise.runner.tracking.address import checked
-from samewise.runner.tracking.store import artifact_location, open_client
+from samewise.runner.tracking.store import experiment_id, open_client
 
 _TAG = "samewise.report_of"
 
@@ -30,19 +28,7 @@ def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -
     """
     uri = checked(str(settings["uri"]))
     client = open_client(uri)
-    name = f"{settings['experiment']} reports"
-    known = client.get_experiment_by_name(name)
-    if known is None:
-        try:
-            experiment = client.create_experiment(name, artifact_location(uri, settings.get("artifact_location")))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            known = client.get_experiment_by_name(name)  # another process was faster
-            assert known is not None
-            experiment = known.experiment_id
-    else:
-        experiment = known.experiment_id
+    experiment = experiment_id(client, f"{settings['experiment']} reports", settings)
     found = client.search_runs([experiment], f"tags.`{_TAG}` = '{sweep}'", max_results=1)
     run = found[0] if found else client.create_run(experiment, tags={_TAG: sweep, "sweep": sweep}, run_name=sweep)
     for file in files:

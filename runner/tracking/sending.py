@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from samewise.runner.folder import RunFolder, read_json
 from samewise.runner.tracking import describing, journal, progress
 from samewise.runner.tracking.address import password, without_password
-from samewise.runner.tracking.store import artifact_location
+from samewise.runner.tracking.store import experiment_id
 
 _LOG = logging.getLogger("samewise.tracking")
 _BATCH = 1000
@@ -104,7 +104,7 @@ class Sending:
             if not self._seen:
                 self._require_run()
             return
-        experiment = self._experiment()
+        experiment = experiment_id(self.client, self.settings["experiment"], self.settings)
         run = None
         if self.progress.intent is None:
             self._moved(experiment_id=experiment, intent=uuid.uuid4().hex)
@@ -117,22 +117,6 @@ class Sending:
             run = self.client.create_run(experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name)
         self._seen = True
         self._moved(run_id=run.info.run_id)
-
-    def _experiment(self) -> str:
-        name = self.settings["experiment"]
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
-            try:
-                return self.client.create_experiment(name, artifact_location(self.settings["uri"], self.settings.get("artifact_location")))
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                found = self.client.get_experiment_by_name(name)  # another process was faster
-                assert found is not None
-        if found.lifecycle_stage == "deleted":
-            _LOG.warning("the MLflow experiment '%s' had been deleted; it is restored", name)
-            self.client.restore_experiment(found.experiment_id)
-        return found.experiment_id
 
     def _require_run(self) -> Run:
         """The MLflow run. Raises `RunGone` when it was deleted."""

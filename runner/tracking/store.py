@@ -8,9 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
@@ -34,6 +35,29 @@ def open_client(uri: str) -> MlflowClient:
             raise
     _migrate(file, uri)
     return MlflowClient(tracking_uri=uri)
+
+
+def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:
+    """The MLflow experiment of that name: made where there is none, restored where it has been deleted.
+
+    Args:
+        client: Of the store.
+        name: The experiment's.
+        settings: The config's `tracking`, for where a new one keeps its artifacts.
+    """
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return client.create_experiment(name, artifact_location(str(settings["uri"]), settings.get("artifact_location")))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(name)  # another process was faster
+            assert found is not None
+    if found.lifecycle_stage == "deleted":
+        _LOG.warning("the MLflow experiment '%s' had been deleted; it is restored", name)
+        client.restore_experiment(found.experiment_id)
+    return found.experiment_id
 
 
 def artifact_location(uri: str, chosen: str | None) -> str | None:
