@@ -64,6 +64,7 @@ AFTER_A_STEP = {
     ("TorchSchedule", "_running"): "torch's scheduler, run on from the beginning to the time that it is asked for",
     ("Sequential", "_active"): "set by each step, and saved where a part listens to evaluations",
     ("Optimizer", "_need_device_dtype_check_for_fused"): "the check is made before the first step",
+    ("RetinaNet", "_weights_are_known"): "the check is made in the first step",
     ("Bucket", "_free"): "memory to write into",
     ("Bucket", "_given"): "memory to write into",
     ("DistributedDataParallel", "_lazy_init_ran"): "what DDP leaves to its first step",

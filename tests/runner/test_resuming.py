@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,31 @@ GAN += ["evaluate.every_steps=2", "scheduler=by_optimizer"]
 
 def test_a_recipe_with_an_optimizer_for_each_phase(resumed):
     assert resumed(tiny=GAN) is None
+
+
+RECIPES = {
+    "resnet18_digits": ["model.width=4", "scheduler.cycle_momentum=true"],
+    "retinanet_bccd": [],
+    "wav2letter_spoken_digits": ["dataset.samples=32"],
+    "conv_tasnet_spoken_digits": ["dataset.samples=32"],
+    "wavernn_spoken_digits": ["dataset.clips=32"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_recipe(resumed, name):
+    few = ["tracking=none", "checkpoint.every_steps=1", "max_steps=4", "evaluate.every_steps=2", "callbacks=[default,ema]"]
+    assert resumed(tiny=[f"experiment={name}", "debug=tiny", *few, *RECIPES[name]]) is None
+
+
+def test_another_experiment_that_goes_on_from_a_checkpoint_has_all_of_it(tmp_path):
+    config = composed(*TINY, "callbacks=[ema,early_stopping]", "optimizer=adamw", "scheduler=plateau", "checkpoint.keep_every_steps=1")
+    whole = trained(config, tmp_path / "whole")
+    config.cfg.resume_from = str(tmp_path / "whole" / "checkpoints" / "step-00000002")
+    again = trained(config, tmp_path / "again")
+    assert next(iter(again.moments)) == ("begins", 2)
+    assert first_difference(replace(whole, left={}), replace(again, left={}), without=["['run'].fingerprint"]) is None
 
 
 def test_killed_at_moments_without_a_checkpoint(tmp_path):
