@@ -71,7 +71,6 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     channels_last = str(cfg.memory_format) == "channels_last"
     model = _model(cfg, make, strategy.device, channels_last=channels_last)
     network = strategy.wrap(model)
-    model.train()
     optimizers = build_optimizers(cfg.optimizer, cfg.param_groups, model, recipe.phases, instantiate=partial(instantiate, allowed=project.packages))
     optimizers = {name: strategy.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
     schedule = make("scheduler")
@@ -240,6 +239,7 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
         model = make("model")
         if not isinstance(model, nn.Module):
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
+        model.train()  # before anything is frozen: a layer that is held stays in evaluation
         if cfg.initialise is not None:
             initialise(model, cfg.initialise)
         freeze_groups(model, plain(cfg.param_groups) or {})

@@ -111,13 +111,15 @@ def _loader(run: Run, split: Split) -> Loader:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Generator[None]:
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(training)
+        model.train(modes[0][1])
+        for module, training in modes:  # those of layers that are held in evaluation too
+            module.training = training
 
 
 def _compare_with_best(run: Run) -> None:

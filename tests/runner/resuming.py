@@ -34,6 +34,7 @@ from samewise.runner.run import Run
 NEVER = {
     ("Run", "composed"): "what it is made from",
     ("Run", "environment"): "what it is made in",
+    ("Run", "require_folder"): "whether the run's folder is still there",
     ("Run", "tracker"): "the journal, which is compared as a file",
     ("Run", "seconds"): "a clock",
     ("Run", "started"): "a clock",

@@ -19,6 +19,7 @@ from samewise.runner import checkpoint
 from samewise.runner.build import build
 from samewise.runner.compose import compose
 from samewise.runner.errors import ConfigError
+from samewise.runner.evaluation import measured
 from samewise.runner.folder import RunFolder
 from samewise.runner.loop import fit
 from samewise.runner.optim.groups import freeze_groups, parameter_groups
@@ -86,6 +87,17 @@ def test_a_resumed_run_keeps_them_and_has_the_bits_of_one_that_was_not_stopped(t
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     after = checkpoint.load(Path(resumed["folder"]) / "checkpoints" / "latest")["model"]
     assert below(moved(initial(*BY_INITIALISE, folder=tmp_path), after), "layer1.") == set()
+
+
+@pytest.mark.parametrize("how", [BY_INITIALISE, BY_GROUPS])
+def test_who_reads_the_mode_of_a_held_layer_finds_it_held_before_training_and_after_an_evaluation(how: list[str], tmp_path: Path) -> None:
+    """As a block that calls `F.batch_norm(..., training=self.norm.training)` itself."""
+    run = build(compose([*TINY, *how], project=BARE), BARE, RunFolder(tmp_path))
+    norms = {name: module for name, module in run.model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    held = {name for name in norms if name.startswith("layer1.")}
+    assert {name for name, norm in norms.items() if not norm.training} == held
+    measured(run, "valid", run.model)
+    assert {name for name, norm in norms.items() if not norm.training} == held
 
 
 def test_the_mode_survives_whoever_calls_train_and_copies() -> None:
