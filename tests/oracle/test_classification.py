@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from samewise_oracle_curves import Task, Trained
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -38,7 +41,7 @@ OVERRIDES = [
 ]
 
 
-def network() -> nn.Sequential:
+def network(channels: int = 1) -> nn.Sequential:
     """ResNet-18, narrow, on a stem that keeps every pixel."""
 
     def stage(inputs: int, width: int) -> nn.Sequential:
@@ -46,7 +49,7 @@ def network() -> nn.Sequential:
         shortcut = None if inputs == width else nn.Sequential(nn.Conv2d(inputs, width, 1, 2, bias=False), nn.BatchNorm2d(width))
         return nn.Sequential(BasicBlock(inputs, width, stride, shortcut), BasicBlock(width, width))
 
-    layers = OrderedDict[str, nn.Module](conv1=nn.Conv2d(1, WIDTH, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(WIDTH), relu=nn.ReLU())
+    layers = OrderedDict[str, nn.Module](conv1=nn.Conv2d(channels, WIDTH, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(WIDTH), relu=nn.ReLU())
     for number in range(4):
         layers[f"layer{number + 1}"] = stage(WIDTH * 2 ** max(number - 1, 0), WIDTH * 2**number)
     layers.update(avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(8 * WIDTH, 10))
@@ -68,8 +71,8 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[~held], labels[~held], images[held], labels[held]
 
 
-def plain(model: nn.Module, steps: int, shuffle: bool) -> Trained:
-    images, labels, held_images, held_labels = digits()
+def plain(model: nn.Module, steps: int, shuffle: bool, *, data: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]] = digits) -> Trained:
+    images, labels, held_images, held_labels = data()
     precision = next(model.parameters()).dtype
     norms = {parameter for module in model.modules() if isinstance(module, nn.BatchNorm2d) for parameter in module.parameters()}
     groups = [{"params": [parameter for parameter in model.parameters() if parameter not in norms]}, {"params": list(norms), "weight_decay": 0.0}]
@@ -141,3 +144,27 @@ def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
 @pytest.mark.parametrize("fault", ["optimizer.lr=0.2", "labels are shifted"])
 def test_a_planted_fault_shows_over_seeds(oracle, fault):
     oracle.require_other_distribution(TASK, 42, "accuracy", fault)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_on_real_photographs_too(oracle, data_root, tmp_path):
+    """Forty of each class to learn from, ten to hold out."""
+    chosen = {"train": [], "valid": []}
+    for label, folder in enumerate(sorted((data_root / "cifar10_images" / "train").iterdir())):
+        for place, path in enumerate(sorted(folder.glob("*.jpg"))[:50]):
+            split = "train" if place < 40 else "valid"
+            chosen[split].append((path, label))
+            (tmp_path / "photographs" / split / folder.name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "photographs" / split / folder.name / path.name).symlink_to(path)
+
+    def photographs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        made = []
+        for rows in chosen.values():
+            pixels = torch.stack([functional.pil_to_tensor(Image.open(path).convert("RGB")) for path, _ in rows])
+            images = functional.normalize(functional.to_dtype(pixels, torch.float32, scale=True), [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+            made += [images, torch.tensor([label for _, label in rows])]
+        return tuple(made)
+
+    overrides = [*(one for one in OVERRIDES if not one.startswith("dataset")), "dataset=image_folder", f"dataset.root={tmp_path / 'photographs'}"]
+    oracle.require_alike(replace(TASK, overrides=overrides, network=partial(network, 3), plain=partial(plain, data=photographs)), 5, "double")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from PIL import Image
 from samewise_oracle_curves import Task, Trained
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
@@ -48,10 +52,10 @@ OVERRIDES = [
 ]
 
 
-def network() -> RetinaNet:
+def network(classes: int = 11) -> RetinaNet:
     pyramid = BackboneWithFPN(resnet18(weights=None), {"layer1": "0", "layer2": "1"}, [64, 128], CHANNELS, extra_blocks=LastLevelP6P7(CHANNELS, CHANNELS))
     anchors = AnchorGenerator(SIZES, ((0.5, 1.0, 2.0),) * len(SIZES))
-    return RetinaNet(pyramid, 11, anchor_generator=anchors, min_size=48, max_size=64, score_thresh=0.001)
+    return RetinaNet(pyramid, classes, anchor_generator=anchors, min_size=48, max_size=64, score_thresh=0.001)
 
 
 Images = tuple[list[Tensor], list[dict[str, Tensor]]]
@@ -133,3 +137,31 @@ def test_a_planted_fault_parts_the_two(oracle, fault):
 @pytest.mark.slow
 def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
     oracle.require_same_distribution(TASK, 20, "loss")
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_on_real_images_too(oracle, data_root):
+    folder = data_root / "bccd" / "BCCD"
+
+    def cells(split: str, precision: torch.dtype) -> Images:
+        images, targets = [], []
+        for name in (folder / "ImageSets" / "Main" / f"{'train' if split == 'train' else 'val'}.txt").read_text().split():
+            boxes, labels = [], []
+            for one in ElementTree.parse(folder / "Annotations" / f"{name}.xml").iter("object"):
+                x1, y1, x2, y2 = (float(one.findtext(f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
+                if x1 < x2 and y1 < y2:
+                    boxes.append([x1, y1, x2, y2])
+                    labels.append(["Platelets", "RBC", "WBC"].index(one.findtext("name")) + 1)
+            image = functional.pil_to_tensor(Image.open(folder / "JPEGImages" / f"{name}.jpg").convert("RGB"))
+            images.append(functional.to_dtype(image, torch.float32, scale=True).to(precision))
+            targets.append({"boxes": torch.tensor(boxes, dtype=precision), "labels": torch.tensor(labels)})
+            if len(images) == 2 * BATCH and split == "train":
+                break
+        return images, targets
+
+    files = ["dataset=pascal_voc", f"dataset.root={folder}", "dataset.num_classes=4", "dataset.first_pixel=0", "dataset.empty_boxes=drop"]
+    # the first four images, epoch after epoch
+    first = ["loader.order._target_=samewise.runner.data.order.First", "loader.order._partial_=true", f"loader.order.samples={2 * BATCH}"]
+    overrides = [*(one for one in OVERRIDES if not one.startswith("dataset")), *files, *(f"+{one}" for one in first)]
+    oracle.require_alike(replace(TASK, overrides=overrides, network=partial(network, 4), plain=partial(plain, data=cells)), 3, "double")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
+import soundfile
 import torch
 import torch.nn.functional as F
 import torchaudio
@@ -160,3 +162,20 @@ def test_over_seeds_it_learns_as_the_plain_script_does(oracle):
 @pytest.mark.slow
 def test_a_planted_fault_shows_over_seeds(oracle):
     oracle.require_other_distribution(RANDOM, 60, "loss", "model.dropout=0.0")
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_on_real_recordings_too(oracle, data_root):
+    folder, words = data_root / "free_spoken_digits" / "recordings", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+    def recordings(split: str) -> Iterator[tuple[Tensor, str]]:
+        named = [(int(digit), speaker, int(take)) for digit, speaker, take in (path.stem.split("_") for path in folder.glob("*_jackson_*.wav"))]
+        for digit, speaker, take in sorted(named):
+            if (take < 5) == (split == "valid"):
+                samples, _ = soundfile.read(folder / f"{digit}_{speaker}_{take}.wav", dtype="float32")
+                yield torch.from_numpy(samples), words[digit]
+
+    sizes = ["transforms.n_fft=200", "transforms.hop_length=80", "dataset=spoken_digits", f"dataset.root={folder}", "dataset.speakers=[jackson]"]
+    kept = [one for one in ALIKE.overrides if not one.startswith("dataset")]
+    oracle.require_alike(replace(ALIKE, overrides=[*kept, *sizes], plain=partial(plain, data=recordings, rate=8000)), 6, "single")
