@@ -71,7 +71,8 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[~held], labels[~held], images[held], labels[held]
 
 
-def plain(model: nn.Module, steps: int, shuffle: bool, *, data: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]] = digits) -> Trained:
+def plain(model: nn.Module, steps: int, shuffle: bool, *, data: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]] = digits, replicas: int = 1) -> Trained:
+    """Each replica takes its part of a batch by itself; batch norms keep the statistics of the first."""
     images, labels, held_images, held_labels = data()
     precision = next(model.parameters()).dtype
     norms = {parameter for module in model.modules() if isinstance(module, nn.BatchNorm2d) for parameter in module.parameters()}
@@ -80,13 +81,18 @@ def plain(model: nn.Module, steps: int, shuffle: bool, *, data: Callable[[], tup
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps, cycle_momentum=False)
     losses = []
     for batch in batches(len(images), steps, shuffle=shuffle):
-        loss = F.cross_entropy(model(images[batch].to(precision)), labels[batch], label_smoothing=0.1)
         optimizer.zero_grad()
-        loss.backward()
+        loss, statistics = 0.0, {}
+        for part in batch.chunk(replicas):
+            share = F.cross_entropy(model(images[part].to(precision)), labels[part], label_smoothing=0.1) / replicas
+            share.backward()
+            loss += share.item()
+            statistics = statistics or {name: value.clone() for name, value in model.named_buffers()}
+        model.load_state_dict(statistics, strict=False)
         nn.utils.clip_grad_norm_(model.parameters(), 2.0)
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
+        losses.append(loss)
     model.eval()
     with torch.no_grad():
         logits = model(held_images.to(precision))
@@ -109,6 +115,11 @@ TASK = Task(OVERRIDES, Classification, network, plain)
 @pytest.mark.parametrize(("steps", "precision"), [(4, "single"), (17, "double")])  # an epoch has 14 steps
 def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
+
+
+def test_so_it_does_where_replicas_share_a_batch_in_channels_last(oracle):
+    task = replace(TASK, overrides=[*OVERRIDES, "replicas=2", "memory_format=channels_last"], plain=partial(plain, replicas=2))
+    oracle.require_alike(task, 6, "double")
 
 
 @pytest.mark.parametrize("fault", ["optimizer.weight_decay=0", "the schedule is a step late", "evaluation is in training mode"])
