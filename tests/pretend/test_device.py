@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from pretended_cuda import Counts, DeviceError, PretendedDevice, pretended
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from samewise.runner import streams
 
@@ -126,7 +127,6 @@ UNREADABLE: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda tensor: tensor.numpy(),
     "asarray": np.asarray,
     "data_ptr": lambda tensor: tensor.data_ptr(),
-    "storage": lambda tensor: tensor.untyped_storage(),
     "dlpack": np.from_dlpack,
     "no kernel": lambda tensor: torch.histogram(tensor, 3),
 }
@@ -136,6 +136,11 @@ UNREADABLE: dict[str, Callable[[Tensor], Any]] = {
 def test_paths_of_the_cpu_alone_are_refused_with_the_line(device: PretendedDevice, case: str):
     with pytest.raises(DeviceError, match=r"\n    at tests/pretend/test_device.py:\d+"):
         UNREADABLE[case](ours(3))
+
+
+def test_two_views_have_one_storage(device: PretendedDevice):
+    tensor = ours(4)
+    assert tensor[1:].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() != ours(4).untyped_storage().data_ptr()
 
 
 def test_what_has_no_deterministic_kernel_is_refused_where_such_are_asked_for(device: PretendedDevice):
@@ -173,6 +178,7 @@ WAITS: dict[str, tuple[Callable[[Tensor], Any], int, int]] = {  # what, waits, c
     "number in": (lambda x: x + torch.tensor(1.0), 0, 0),
     "arithmetic": (lambda x: (x * 2 + 1).softmax(0), 0, 0),
     "index": (lambda x: x[torch.zeros(2, dtype=torch.int64, device="cuda")], 0, 0),
+    "list of indices": (lambda x: x[[1, 2]], 1, 0),
     "index of the CPU": (lambda x: x[torch.zeros(2, dtype=torch.int64)], 1, 0),
     "synchronize": (lambda x: torch.cuda.synchronize(), 1, 0),
 }
@@ -184,6 +190,33 @@ def test_waits_are_counted(device: PretendedDevice, case: str):
     tensor = ours(4)
     found = counted(device, lambda: what(tensor))
     assert (found.waits, found.copies_out) == (waits, copies)
+
+
+MADE: dict[str, Callable[[Tensor], Tensor]] = {
+    "list of indices": lambda x: x[[1, 2]],
+    "list of indices, to set": lambda x: x.clone().index_put_((torch.tensor([0, 3], device=x.device),), x[[1, 2]]),
+    "new_tensor": lambda x: x.new_tensor([1, 2, 3]),
+    "new_zeros": lambda x: x.new_zeros(3),
+    "full_like": lambda x: torch.full_like(x, 2.0),
+    "as_tensor": lambda x: torch.as_tensor(np.arange(3), device=x.device),
+    "one_hot": lambda x: F.one_hot(x.long(), 5),
+    "scalar": lambda x: 2.0 / x,
+    "index of the CPU": lambda x: x[torch.tensor([3, 1])],
+    "slices": lambda x: torch.cat([x[1:3], x[None, :, None][0, 2:, 0]]),
+    "stft": lambda x: torch.view_as_real(torch.stft(x.repeat(8), 8, window=torch.ones(8, device=x.device), return_complex=True)),
+    "einsum": lambda x: torch.einsum("i,j->ij", x, x),
+    "interpolate": lambda x: F.interpolate(x[None, None], size=7, mode="linear"),
+    "sort": lambda x: (-x).sort().indices,
+    "typed": lambda x: x.type_as(torch.ones(1, dtype=torch.float64)) if x.device.type == "cpu" else x.double(),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_values_are_those_of_the_cpu(device: PretendedDevice, case: str):
+    here = torch.arange(4.0)
+    made = MADE[case](here.cuda())
+    assert made.device == torch.device("cuda", 0)
+    assert torch.equal(made.cpu(), MADE[case](here))
 
 
 def test_copies_are_counted_with_their_bytes_and_whether_they_block(device: PretendedDevice):
@@ -228,13 +261,27 @@ def test_draws_are_the_devices_own_and_follow_its_seed(device: PretendedDevice):
     assert torch.equal(before, torch.default_generator.get_state())
 
 
-def test_copies_of_a_parameter_are_parameters(device: PretendedDevice):
+def test_a_copy_of_a_parameter_is_a_parameter_of_the_device(device: PretendedDevice):
     weight = nn.Parameter(ours(3))
-    for made in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
-        assert isinstance(made, nn.Parameter)
-        assert made.is_cuda
-        assert made is not weight
-        assert made.tolist() == weight.tolist()
+    made = copy.deepcopy(weight)
+    assert isinstance(made, nn.Parameter)
+    assert made.is_cuda
+    assert made is not weight
+    assert made.tolist() == weight.tolist()
+
+
+def test_what_is_saved_is_read_on_the_cpu(device: PretendedDevice, tmp_path: Path):
+    torch.save({"model": network().cuda().state_dict(), "weight": nn.Parameter(ours(3))}, tmp_path / "state.pt")
+    read = torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=True)
+    assert all(torch.equal(tensor, read["model"][name]) for name, tensor in network().state_dict().items())
+    assert isinstance(read["weight"], nn.Parameter)
+
+
+def test_workers_hand_over_batches_in_pinned_memory(device: PretendedDevice):
+    loader = DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2, num_workers=1, pin_memory=True)
+    with device.counting() as found:
+        assert [batch.to("cuda", non_blocking=True).sum().item() for (batch,) in loader] == [1.0, 5.0]
+    assert (found.copies_in, found.blocking_copies_in) == (2, 0)
 
 
 def test_afterwards_torch_is_as_it_was():

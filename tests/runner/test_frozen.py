@@ -42,7 +42,7 @@ TRAINED_STATISTICS = {
 def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     """The names of parameters and buffers that are not what they were, to the bit."""
     assert list(before) == list(after)
-    return {name for name, value in before.items() if not torch.equal(value, after[name])}
+    return {name for name, value in before.items() if not torch.equal(value.cpu(), after[name].cpu())}
 
 
 def initial(*overrides: str, folder: Path) -> dict[str, Tensor]:

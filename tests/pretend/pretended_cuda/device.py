@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import _VF, nn
+from torch import _VF, Tensor, nn
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,7 +17,7 @@ from pretended_cuda import cuda_only
 from pretended_cuda.counts import RECORDER, Counts
 from pretended_cuda.operators import execute
 from pretended_cuda.randomness import GENERATOR
-from pretended_cuda.tensor import CUDA, PretendedTensor
+from pretended_cuda.tensor import CUDA, DISGUISE, PretendedTensor
 
 FACTS = SimpleNamespace(name="Pretended H100", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132, uuid="pretended")
 
@@ -60,6 +60,9 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     """What of torch is replaced: the object, the attribute, and its value."""
     for name, value in _answers().items():
         yield torch.cuda, name, value
+    for name, value in (("is_available", True), ("current_device_index", 0), ("set_device_index", None), ("current_accelerator", CUDA)):
+        yield torch.accelerator, name, lambda *_, value=value, **__: value
+    yield Tensor, "pin_memory", lambda tensor, *_: tensor
     yield torch._C, "_group_tensors_by_device_and_dtype", _grouped(torch._C._group_tensors_by_device_and_dtype)
     yield _foreach_utils, "_foreach_supported_types", [*_foreach_utils._foreach_supported_types, PretendedTensor]
     yield nn.Module, "_apply", _swapping(nn.Module._apply)
@@ -102,7 +105,7 @@ def _grouped(real: Callable[..., Any]) -> Callable[..., Any]:
 
     def grouped(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
-        return {(CUDA if device is not None and device.type == "meta" else device, dtype): group for (device, dtype), group in found.items()}
+        return {(CUDA if device is not None and device.type == DISGUISE.type else device, dtype): group for (device, dtype), group in found.items()}
 
     return grouped
 

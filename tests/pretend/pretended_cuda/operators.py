@@ -12,7 +12,7 @@ from pretended_cuda import cuda_only
 from pretended_cuda.checks import INDEXING, require_sound
 from pretended_cuda.counts import RECORDER
 from pretended_cuda.randomness import GENERATOR
-from pretended_cuda.tensor import CPU, DeviceError, PretendedTensor
+from pretended_cuda.tensor import CPU, DISGUISE, DeviceError, PretendedTensor
 
 COPYING: Final = ("_to_copy", "copy_", "_foreach_copy_")
 STARTS_NOTHING: Final = ("_unsafe_view", "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_")
@@ -27,14 +27,14 @@ def execute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         DeviceError, RuntimeError: CUDA would refuse it.
     """
     device = kwargs.get("device")
-    goes = device is not None and torch.device(device).type in ("cuda", "meta")  # meta: torch's C++ side, making something like a tensor of ours
+    goes = device is not None and torch.device(device).type in ("cuda", DISGUISE.type)  # C++ makes something like a tensor of ours
     ours, on_cpu = list[PretendedTensor](), list[Tensor]()
     held_args = [_held(value, ours, on_cpu) for value in args]
     held_kwargs = {name: _held(value, ours, on_cpu) for name, value in kwargs.items()}
     if not ours and not goes:
         return func(*args, **kwargs)
     name = func.overloadpacket.__name__
-    if name == "scalar_tensor" and torch.device(device).type == "meta":
+    if name == "scalar_tensor" and torch.device(device).type == DISGUISE.type:
         return func(*args, **{**kwargs, "device": CPU})  # the number of `x[mask] = 0.0`, which torch leaves on the CPU for CUDA tensors
     if name in COPYING:
         starts_work = _copies(name, args, kwargs, goes=goes)

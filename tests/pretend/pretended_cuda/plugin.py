@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 from pretended_cuda.device import pretended
 
 _HELD = ExitStack()
+_IN_RANKS = """
+from contextlib import ExitStack
+from pretended_cuda import pretended
+device = ExitStack()
+device.enter_context(pretended())
+"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -17,3 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     _HELD.close()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ranks that tests start have the device too."""
+    jobs = sys.modules.get("samewise_runner_jobs")
+    if jobs is not None:
+        jobs.RANK = _IN_RANKS + jobs.RANK

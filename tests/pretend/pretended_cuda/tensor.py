@@ -1,7 +1,8 @@
 """The tensor that says it is on `cuda:0`.
 
-To torch's C++ side it is a tensor on `meta`: so the backward pass needs neither a CUDA stream nor a thread of its own, and what C++ makes beside it is known by
-that device. To Python it is a CUDA tensor.
+To torch's C++ side it is on `lazy`, a device that has no tensors without a backend that nobody starts: so the backward pass needs neither a CUDA stream nor
+a thread of its own, and what C++ makes beside it is known by that device. (`meta` would do but for indices from lists, which C++ makes there without values.)
+To Python it is a CUDA tensor.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pretended_cuda.places import here
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
+DISGUISE = torch.device("lazy", 0)
+"""What C++ takes it for."""
 
 
 class DeviceError(RuntimeError):
@@ -23,6 +26,19 @@ class DeviceError(RuntimeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}\n    at {here()}")
+
+
+class DeviceStorage:
+    """Memory of the device, which can be told from other memory and not be read."""
+
+    def __init__(self, held: torch.UntypedStorage) -> None:
+        self._held = held
+
+    def data_ptr(self) -> int:
+        return self._held.data_ptr() | 1 << 62
+
+    def nbytes(self) -> int:
+        return self._held.nbytes()
 
 
 class PretendedTensor(Tensor):
@@ -35,7 +51,7 @@ class PretendedTensor(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> PretendedTensor:
         made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, layout=held.layout, device="meta"
+            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, layout=held.layout, device=DISGUISE
         )
         made.held = held
         return made
@@ -49,7 +65,6 @@ class PretendedTensor(Tensor):
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
-    is_meta = property(lambda self: False)
 
     @property
     def data(self) -> PretendedTensor:
@@ -99,8 +114,8 @@ class PretendedTensor(Tensor):
     def data_ptr(self) -> NoReturn:
         raise DeviceError("the address of a tensor on cuda:0 is asked for: C code on the CPU cannot read there, and the pretended device has no other")
 
-    def untyped_storage(self) -> NoReturn:
-        raise DeviceError("the storage of a tensor on cuda:0 is asked for: the pretended device has none")
+    def untyped_storage(self) -> DeviceStorage:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return DeviceStorage(self.held.untyped_storage())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PretendedTensor:
         if id(self) not in memo:
@@ -111,12 +126,10 @@ class PretendedTensor(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _moved, (self.detach().cpu(), self.requires_grad, getattr(self, "_is_param", False))
+        """As a tensor of the CPU: what `torch.load(map_location="cpu")` makes of a file with CUDA tensors."""
+        values = self.detach().cpu()
+        made = torch.nn.Parameter(values, self.requires_grad) if getattr(self, "_is_param", False) else values.requires_grad_(self.requires_grad)
+        return made.__reduce_ex__(protocol)
 
     def __repr__(self, **kwargs: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return f"{self.held!r} pretending to be on cuda:0"
-
-
-def _moved(values: Tensor, requires_grad: bool, parameter: bool) -> Tensor:
-    made = values.cuda().requires_grad_(requires_grad)
-    return torch.nn.Parameter(made, requires_grad) if parameter else made

@@ -1,0 +1,72 @@
+"""The tests that are marked `gpu`, and others that train, pass on the pretended device: in a process of their own, where it is there from the start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+RANKS = "tests/runner/test_any_number_of_ranks_of_recipes.py::test_processes_that_share_a_gpu_give_the_bits_of_one"
+"""In a test of its own here, as it takes minutes. In bf16 it needs a real device: autocast does not reach the pretended one, which would compute in fp32."""
+NEEDS_HARDWARE: Mapping[str, str] = {
+    "tests/runner/test_determinism.py::test_cudnn_repeats_forward_backward_and_dropout_by_its_stream": "it is cuDNN that is tested",
+    "tests/runner/test_precision.py::test_products_and_convolutions_on_cuda_round_as_the_format_does": "it is how CUDA's kernels round that is tested",
+    "tests/runner/test_sync_batch_norm.py::test_two_processes_normalise_by_the_whole_batch": "SyncBatchNorm's operators are CUDA's alone",
+}
+"""Of the tests marked `gpu`, those that only a real device can pass, and why."""
+WITH_CUDA = ("test_predict", "test_several_optimizers", "test_trace", "test_initialise", "test_ema", "test_frozen", "test_verify", "test_optimizers")
+"""Files whose tests train on `device=auto`, or in this process on what there is."""
+
+
+def run(repository: Path, report: Path, environment: Mapping[str, str], *arguments: str) -> dict[str, str]:
+    """Run tests on the pretended device; what came of each, by `file::name` without parameters' values: passed, or what went wrong."""
+    paths = os.pathsep.join(map(str, (repository / ".package", repository / "tests" / "pretend")))
+    command = [sys.executable, "-m", "pytest", "-p", "pretended_cuda.plugin", "-p", "no:cacheprovider", "-q", f"--junitxml={report}", *arguments]
+    done = subprocess.run(command, cwd=repository, env={**environment, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    assert report.exists(), done.stdout + done.stderr
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        wrong = [f"{kind.tag}: {kind.get('message', '')}" for kind in case if kind.tag in ("failure", "error", "skipped")]
+        found[f"{(case.get('classname') or '').replace('.', '/')}.py::{case.get('name')}"] = "; ".join(wrong) or "passed"
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_test_for_a_gpu_passes_but_those_that_need_a_real_one(repository: Path, clean_environment: dict[str, str], tmp_path: Path):
+    without = [argument for name in (RANKS, *NEEDS_HARDWARE) for argument in ("--deselect", name)]
+    found = run(repository, tmp_path / "report.xml", clean_environment, "-m", "gpu", *without, "tests")
+    assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}
+    assert len(found) > 50
+
+
+def test_those_that_need_a_real_one_are_there(repository: Path):
+    for name in (RANKS, *NEEDS_HARDWARE):
+        file, _, function = name.partition("::")
+        text = (repository / file).read_text()
+        assert f"def {function}(" in text
+        assert "@pytest.mark.gpu" in text[: text.index(f"def {function}(")].rpartition("\n\n\n")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_tests_that_train_pass_on_it_too(repository: Path, clean_environment: dict[str, str], tmp_path: Path):
+    files = [f"tests/runner/{name}.py" for name in WITH_CUDA]
+    found = run(repository, tmp_path / "report.xml", clean_environment, "-m", "not slow and not gpu", *files)
+    assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}
+    assert len(found) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "recipe", ["classification", *(pytest.param(name, marks=pytest.mark.long) for name in ("detection", "speech_recognition", "separation", "vocoder"))]
+)
+def test_processes_that_share_it_give_the_bits_of_one(repository: Path, clean_environment: dict[str, str], tmp_path: Path, recipe: str):
+    found = run(repository, tmp_path / "report.xml", clean_environment, f"{RANKS}[{recipe}-fp32]")
+    assert [*found.values()] == ["passed"], found

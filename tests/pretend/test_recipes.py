@@ -1,0 +1,47 @@
+"""Each recipe trains on a CUDA device, is stopped, goes on from its checkpoint and ends with the bits of a run that was not stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pretended_cuda import PretendedDevice, written
+
+from samewise.runner.run import Run
+
+STEPS = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "max_steps=4", "evaluate.every_steps=2", "dataset.samples=16")
+CLIPS = {"vocoder": ("dataset.samples=200", "dataset.clips=16", "dataset.valid_clips=4", "recipe.resynthesise=0")}
+"""A vocoder's samples are those of a clip."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", written.RECIPES)
+def test_stopped_and_resumed_it_has_the_bits_of_one_that_was_not(
+    device: PretendedDevice, samewise: Callable[..., Any], recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def train(root: Path) -> Any:
+        return samewise("train", *written.RECIPES[recipe], *STEPS, *CLIPS.get(recipe, ()), f"run_root={root}", "--json")
+
+    whole = train(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    with monkeypatch.context() as patch:
+        record = Run.record
+
+        def stopped(run: Run, outcome: Any) -> None:
+            record(run, outcome)
+            if run.step == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        patch.setattr(Run, "record", stopped)
+        assert train(tmp_path / "stopped").returncode == 3
+    resumed = train(tmp_path / "stopped")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed at step 2" in resumed.stderr
+    one, other = (Path(json.loads(done.stdout.splitlines()[-1])["folder"]) for done in (whole, resumed))
+    assert (one / "trace.jsonl").read_bytes() == (other / "trace.jsonl").read_bytes()
+    assert json.loads((one / "environment.json").read_text())["decides"]["device"]["kind"] == "cuda"
