@@ -57,7 +57,3 @@ def test_a_written_file_is_read_as_what_was_found(tmp_path: Path):
     written.write({"adversarial": found}, file)
     assert written.read(file)["recipes"]["classification"] == kept["recipes"]["classification"] == written.plain(found)
     assert written.differences(written.read(file)["recipes"]["adversarial"], found) == []
-
-
-def test_a_vocoder_measures_how_far_its_speech_is_from_the_true_one(tmp_path: Path):
-    assert counted(["experiment=wavernn_spoken_digits"], tmp_path)["evaluation_batch"].launches > 1000

@@ -15,7 +15,7 @@ from pretended_cuda import PretendedDevice, written
 from samewise.runner.run import Run
 
 STEPS = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "max_steps=4", "evaluate.every_steps=2", "dataset.samples=16")
-CLIPS = {"vocoder": ("dataset.samples=200", "dataset.clips=16", "dataset.valid_clips=4", "recipe.resynthesise=0")}
+CLIPS = {"vocoder": ("dataset.samples=200", "dataset.clips=16", "dataset.valid_clips=4")}
 """A vocoder's samples are those of a clip."""
 
 

@@ -19,7 +19,7 @@ RECIPES: Final[Mapping[str, tuple[str, ...]]] = {
     "detection": ("experiment=retinanet_coco", "batch_size=2", "replicas=1", "evaluate.batch_size=2"),
     "speech_recognition": ("experiment=wav2letter_spoken_digits",),
     "separation": ("experiment=conv_tasnet_spoken_digits",),
-    "vocoder": ("experiment=wavernn_spoken_digits", "recipe.resynthesise=0"),
+    "vocoder": ("experiment=wavernn_spoken_digits", "dataset.valid_samples=100"),
     "adversarial": ("experiment=gan_digits", "replicas=2"),
 }
 """An experiment of each recipe."""
