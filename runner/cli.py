@@ -137,9 +137,10 @@ def _finished(composed: Composed) -> dict[str, Any] | None:
     """The summary of a run that is done. A damaged one is none, and one below a run_root that is no folder, of which `check` tells.
 
     Raises:
-        ConfigError: it is there and cannot be read.
+        ConfigError: it is there and cannot be read, or was trained with other code.
     """
     from samewise.runner.saved import answers
+    from samewise.runner.sources import require_same
 
     try:
         summary = read_json(composed.folder.summary)
@@ -150,6 +151,7 @@ def _finished(composed: Composed) -> dict[str, Any] | None:
         raise ConfigError(Problem(str(composed.folder.summary), f"cannot be read: {error.strerror}", hint=hint)) from None
     if not isinstance(summary, dict) or summary.get("status") != "finished" or not answers(composed.folder, composed.cfg):
         return None
+    require_same(composed.folder, lambda: composed.cfg.reproducibility)
     return summary
 
 

@@ -34,6 +34,11 @@ class RunFolder:
         return self.path / "environment.json"
 
     @property
+    def sources(self) -> Path:
+        """Digests of the user's own code that the run was begun with. There only where there is some."""
+        return self.path / "sources.json"
+
+    @property
     def trace(self) -> Path:
         """One line a step: step, loss as a hex float, digests."""
         return self.path / "trace.jsonl"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner import checkpoint, compose, environment, streams
+from samewise.runner import checkpoint, compose, environment, sources, streams
 from samewise.runner.check.trial import misfit
 from samewise.runner.determinism import refused_operator
 from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
@@ -196,13 +196,14 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     _require_alike(run, surroundings)
     before = read_json(run.folder.environment)
     differing = environment.differences(before, run.environment) if before else []
+    differing += sources.changed(run.folder)
     if differing and checkpoint.found(run.folder.checkpoints):
         if run.config.reproducibility.other_environment == "refuse":
             raise ConfigError(
                 Problem(
                     str(run.folder.path),
                     "this run was begun where its bits would be others: " + "; ".join(differing),
-                    hint="go on there, give another name=, or accept other bits with reproducibility.other_environment=record",
+                    hint="go on there and with that code, give another name=, or accept other bits with reproducibility.other_environment=record",
                 )
             )
         run.level = "none"
@@ -215,6 +216,9 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     }
     write_json(run.folder.environment, {**run.environment, **facts})
     write_atomically(run.folder.config, compose.dump(run.composed))
+    code = sources.record(run.composed.project.packages)
+    if code or run.folder.sources.exists():
+        write_json(run.folder.sources, code)
 
 
 def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compared(first: Any, second: Any) -> dict[str, Any]:
-    from samewise.runner import environment, saved, trace
+    from samewise.runner import environment, saved, sources, trace
     from samewise.runner.fingerprint import differences, identity
     from samewise.runner.folder import read_json
 
@@ -47,6 +47,7 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     return {
         "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).cfg), identity(saved.config_of(second).cfg))],
         "environment": environment.differences(read_json(first.environment) or {}, read_json(second.environment) or {}),
+        "code": sources.differences(first, second),
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
         "steps": len(both),
         "parts": None if parting is None else {"step": parting[0], "stage": parting[1], "layer": parting[2], "reason": trace.STAGES[parting[1]]},
@@ -60,6 +61,8 @@ def _print(found: dict[str, Any]) -> None:
     print("environment: " + ("the same" if not found["environment"] else "differs"))
     for line in found["environment"]:
         print(f"  {line}")
+    if found["code"]:
+        print(f"code:        differs in {', '.join(found['code'])}")
     for name, (one, two) in found["metrics"].items():
         print(f"  {name:<24} {_number(one)} | {_number(two)}" + ("" if one == two else "   differs"))
     parts = found["parts"]

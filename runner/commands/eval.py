@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path]:
-    from samewise.runner import checkpoint, project
+    from samewise.runner import checkpoint, project, sources
     from samewise.runner.build import build
     from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.evaluation import evaluated_models, measured, require_weights
@@ -55,6 +55,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     kept = checkpoint.named(folder.checkpoints, args.checkpoint)
     state = checkpoint.load(kept.path)
     run = build(composed, project.find(), folder, alone=True)
+    sources.warn_of_changes(folder)
     if args.split not in run.splits:
         raise ConfigError(Problem(f"dataset.{args.split}", "this data set has no such split", hint="one of: " + ", ".join(run.splits)))
     run.load_state(state)

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner import project, saved
+    from samewise.runner import project, saved, sources
     from samewise.runner.determinism import prepare
     from samewise.runner.errors import ConfigError, Problem, SamewiseError
     from samewise.runner.folder import read_json
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     state = checkpoint.load(checkpoint.named(folder.checkpoints, args.checkpoint).path)
     classes = (read_json(folder.environment) or {}).get("data", {}).get("train", {}).get("classes", [])
     predictor = build_predictor(composed, project.find(), state, classes=classes, weights=args.weights)
+    sources.warn_of_changes(folder)
     output = args.output or folder.path / "predictions"
     output.mkdir(parents=True, exist_ok=True)
     problems: list[Problem] = []

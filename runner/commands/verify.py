@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, Any]:
-    from samewise.runner import environment, project, saved
+    from samewise.runner import environment, project, saved, sources
     from samewise.runner.build import build
     from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.fingerprint import differences, identity
@@ -66,6 +66,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     )
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project.find(), RunFolder(Path(temporary)))
+        said += [f"the code differs: {line}" for line in sources.changed(folder)]
         foreign = environment.differences(read_json(folder.environment) or {}, again.environment)
         if foreign and not args.anyway:
             said += ["not comparable: the environment decides bits, and " + "; ".join(foreign), "`--anyway` compares all the same"]

@@ -7,11 +7,12 @@ import importlib.util
 import json
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from samewise.runner.sources import is_library
 
 if TYPE_CHECKING:
     from samewise.runner.sweep.folder import SweepFolder
@@ -68,7 +69,7 @@ def _own(name: str) -> Path | None:
     """Where a package of the project lies; None for an installed one, and for one that is a single file or not there."""
     found = importlib.util.find_spec(name)
     places = list(found.submodule_search_locations or ()) if found else []
-    if not places or any(part in ("site-packages", "dist-packages") for part in Path(places[0]).parts) or Path(places[0]).is_relative_to(sys.base_prefix):
+    if not places or is_library(Path(places[0])):
         return None
     return Path(places[0])
 

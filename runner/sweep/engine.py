@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
+from samewise.runner import compose
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Standing
 from samewise.runner.project import Project
+from samewise.runner.sources import require_same
 from samewise.runner.sweep.folder import Point, SweepFolder, label
 from samewise.runner.sweep.points import Composer, composed_points, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
@@ -87,6 +89,7 @@ class Sweep:
                 self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None)
             elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
                 if now.state in ENDED:
+                    self._require_same_code(now)
                     self.watcher.found(now)
                 else:
                     self._running[point.number] = (point, self._job(point))
@@ -95,6 +98,11 @@ class Sweep:
                 self._todo.append(point)
         to_ask = (self.sweeper.count() or 0) * self._seeds - len(self._points) if not self.sweeper.listed else 0
         return len(self._todo) + max(0, to_ask)
+
+    def _require_same_code(self, ended: Outcome) -> None:
+        """Raise where a run is done that the code of now would not give. A detached launcher's jobs have the code of their submission, whatever it is now."""
+        if ended.state is State.finished and not self.launcher.detached:
+            require_same(ended.point.run, lambda: compose.load(self.folder.config(ended.point.number)).cfg.reproducibility)
 
     def submit(self) -> int:
         """Hand everything over to a detached launcher; the number of jobs."""
