@@ -67,8 +67,8 @@ def test_the_licence_is_the_full_text_of_apache_2(repository: Path, project: dic
 
 
 def test_no_package_can_shadow_a_package_called_datasets(repository: Path) -> None:
-    found = [repository / "datasets" / "__init__.py", *(repository / "tests").rglob("__init__.py")]
-    assert [path for path in found if path.exists()] == []
+    folders = [repository / "datasets", repository / "tests", *(path for path in (repository / "tests").rglob("datasets") if path.is_dir())]
+    assert [path for path in folders if (path / "__init__.py").exists()] == []
 
 
 def test_the_links_of_the_editable_package_lead_to_the_four_folders(repository: Path) -> None:
