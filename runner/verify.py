@@ -82,7 +82,7 @@ def checkpoint_partings(folder: RunFolder) -> list[Parting]:
         try:
             state = checkpoint.load(kept.path)
         except CheckpointError as error:
-            partings.append(Parting(kept.step, "checkpoint", "", str(error.problems[0]).splitlines()[0]))
+            partings.append(Parting(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0]))
             continue
         line: Mapping[str, Any] = lines.get(kept.step, {})
         weights = state_digest(state["model"], shards=head.get("shards", 1), sharded=head.get("gradients", ()))

@@ -172,7 +172,7 @@ class Sweep:
         except ConfigError as error:
             if not self._points:
                 raise
-            said = "; ".join(str(problem).splitlines()[0] for problem in error.problems)
+            said = "; ".join(str(problem).partition("\n")[0] for problem in error.problems)
             self.watcher.say(f"{label(setting.values)}  cannot be run: {said}", "bold red")
             self.sweeper.tell(setting, Result("failed"))
             return self._ask()

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from samewise.runner import checkpoint
+from samewise.runner.callbacks.early_stopping import EarlyStopping
 from samewise.runner.checkpoint import Checkpoints
 from samewise.runner.finite import not_finite, total_norm
+from samewise.runner.optim.schedules.plateau import Plateau
 
 TINY = ["dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "callbacks=none", "checkpoint.every_steps=1", "max_steps=6"]
 MODELS = '''
@@ -159,3 +161,17 @@ def test_the_norm_is_torchs_to_the_bit(memory_format):
     gradients = [torch.randn_like(one) for one in resnet18(num_classes=10).to(memory_format=memory_format).parameters()]
     for some in (gradients, gradients[:1], [], [gradients[0].double(), *gradients]):
         assert torch.equal(total_norm(some), torch.nn.utils.get_total_norm(some))
+
+
+def test_nan_at_the_first_evaluation_stays_the_best_of_neither_early_stopping_nor_a_plateau():
+    stopping, plateau = EarlyStopping(patience=2), Plateau(patience=1, threshold=0.0)
+    for value in (math.nan, 3.0, math.nan, 2.0, math.nan, 1.0):
+        stopping.on_evaluation(None, {"valid/loss": value})
+        plateau.after_evaluation({"valid/loss": value})
+        assert stopping.stop_reason() is None
+    assert plateau.reductions == 0
+    for _ in range(2):
+        stopping.on_evaluation(None, {"valid/loss": math.nan})
+        plateau.after_evaluation({"valid/loss": math.nan})
+    assert "has not improved on 1 for 2 evaluations" in str(stopping.stop_reason())
+    assert plateau.reductions == 1
