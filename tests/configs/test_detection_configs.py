@@ -14,6 +14,7 @@ from torchvision.models import resnet50
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from samewise.runner.build import build
+from samewise.runner.check import problems
 from samewise.runner.check.trial import trial
 from samewise.runner.compose import Composed, compose
 from samewise.runner.errors import ConfigError, DataError
@@ -78,7 +79,7 @@ def built(project: Project, folder: Path, *overrides: str) -> Any:
 @pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2"])
 def test_what_both_published_recipes_share(project: Project, experiment: str):
     cfg = composed(project, f"experiment={experiment}").cfg
-    assert (cfg.batch_size, cfg.replicas, cfg.max_epochs, cfg.clip_norm) == (16, 8, 26, None)
+    assert (cfg.batch_size, cfg.accumulate, cfg.max_epochs, cfg.clip_norm) == (16, 1, 26, None)
     schedules = cfg.scheduler.schedules
     assert (schedules.warmup.duration, schedules.warmup.start_factor, schedules.warmup.within_first_epoch, schedules.warmup.unit) == (1000, 0.001, True, "step")
     assert (list(schedules.decay.milestones), schedules.decay.gamma, schedules.decay.unit) == ([16, 22], 0.1, "epoch")
@@ -97,8 +98,15 @@ def test_what_they_do_not_share(project: Project):
     assert (second.optimizer["_target_"], second.optimizer.lr, second.optimizer.weight_decay) == ("torch.optim.AdamW", 1e-4, 0.05)
     assert second.param_groups.norms.weight_decay == 0
     assert (first.model.resize_in_training, second.model.resize_in_training) == (True, False)
+    assert (first.replicas, second.replicas) == (8, 1)  # batch norm of the second is over 16 images, as the source's, which is synchronised
     assert list(second.transforms.shortest) == list(range(480, 801, 32))
     assert second.transforms.longest == 1333
+
+
+def test_the_second_can_be_synchronised_over_processes_as_the_source_is(project: Project):
+    given = ["experiment=retinanet_coco_v2", "strategy=ddp", "replicas=8", "strategy.sync_batch_norm=true"]
+    assert problems(composed(project, *given), project) == []
+    assert composed(project, *given).cfg.loader.order.replicas == 8  # pairs of images of like shape
 
 
 @pytest.mark.slow
