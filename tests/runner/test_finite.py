@@ -16,7 +16,7 @@ from samewise.runner.checkpoint import Checkpoints
 from samewise.runner.finite import not_finite, total_norm
 from samewise.runner.optim.schedules.plateau import Plateau
 
-TINY = ["dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "callbacks=none", "checkpoint.every_steps=1", "max_steps=6"]
+TINY = ["dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "callbacks=none", "checkpoint.every_steps=1", "max_steps=6", "clip_norm=null"]
 MODELS = '''
 import torch
 from torch import nn

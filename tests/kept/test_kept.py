@@ -1,0 +1,103 @@
+"""A change of the code's structure changes no config and no bit; and `debug=tiny` trains every experiment to figures that a person can read something from."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("samewise_kept", Path(__file__).with_name("kept.py"))
+assert _spec is not None
+assert _spec.loader is not None
+kept = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(kept)
+
+QUICK = ("resnet_cifar10", "wavernn_spoken_digits")
+KEPT = json.loads(kept.FILE.read_text())
+
+
+@pytest.mark.parametrize("experiment", kept.EXPERIMENTS)
+def test_an_experiment_composes_to_what_it_did(experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert kept.shown(experiment) == KEPT[experiment]["show"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("experiment", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in kept.EXPERIMENTS])
+def test_a_reduced_experiment_does_not_diverge_and_gives_the_bits_it_gave(experiment: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
+    done = samewise("train", f"experiment={experiment}", "debug=tiny", "tracking=none", f"run_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    (journal,) = tmp_path.glob("*/*/metrics.jsonl")
+    logged = [json.loads(line).get("metrics", {}) for line in journal.read_text().splitlines()]
+    names = {name for metrics in logged for name in metrics if name.startswith("train/") and name.endswith("loss")}
+    assert names
+    for name in names:
+        losses = [metrics[name] for metrics in logged if name in metrics]
+        assert len(losses) == 20
+        assert statistics.mean(losses[-5:]) < statistics.mean(losses[:5]) + 0.5, losses
+        assert max(losses) < max(losses[:3]) + 3.0, losses
+    final = [metrics["valid/loss"] for metrics in logged if "valid/loss" in metrics][-1:]
+    assert all(loss < 10.0 for loss in final), final
+
+    came_to = kept.reduced(tmp_path)
+    assert came_to["fingerprint"] == KEPT[experiment]["reduced"]["fingerprint"]
+    if kept.machine(tmp_path) != KEPT["machine"]:
+        pytest.skip("this machine's bits are others than those of the one that wrote kept.json")
+    assert came_to == KEPT[experiment]["reduced"]
+
+
+SETTINGS = [
+    "experiment=resnet_cifar10",
+    "debug=tiny",
+    "model.width=2",
+    "callbacks=[default,ema]",
+    "tracking=none",
+    "checkpoint.keep_last=2",
+    "checkpoint.keep_best=0",
+]
+"""What the run in `run/` was trained with."""
+
+
+@pytest.fixture
+def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that an older version trained, with checkpoints at steps 16 and 20, where the command that made it finds it."""
+    folder = tmp_path / "runs" / "kept" / "727bd557308e"
+    shutil.copytree(kept.FILE.parent / "run", folder, symlinks=True)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_an_old_run_is_done_and_is_evaluated_to_what_it_was(old_run: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("train", *SETTINGS, "name=kept")
+    assert done.returncode == 0, done.stderr
+    assert "nothing to train" in done.stdout
+    done = samewise("eval", old_run, "--json")
+    assert done.returncode == 0, done.stderr
+    before = json.loads((old_run / "summary.json").read_text())["metrics"]["final"]
+    assert json.loads(done.stdout)["metrics"]["valid/loss"] == pytest.approx(before["valid/loss"], rel=1e-3)
+
+
+def test_an_old_run_trains_again_to_its_bits(old_run: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("verify", old_run)
+    if "not comparable" in done.stdout + done.stderr:
+        pytest.skip("this machine's bits are others than those of the one that trained the run")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_old_run_is_resumed(old_run: Path, samewise: Callable[..., Any]) -> None:
+    before = json.loads((old_run / "summary.json").read_text())
+    (old_run / "summary.json").unlink()
+    shutil.rmtree(old_run / "checkpoints" / "step-00000020")
+    done = samewise("train", *SETTINGS, "name=kept", "reproducibility.other_environment=record")
+    assert done.returncode == 0, done.stderr
+    after = json.loads((old_run / "summary.json").read_text())
+    assert after["steps"] == 20
+    if after["level"] != before["level"]:
+        pytest.skip("this machine's bits are others than those of the one that trained the run")
+    assert after["weights_sha256"] == before["weights_sha256"]
