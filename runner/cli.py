@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, ends_process, nearest
-from samewise.runner.folder import read_json
+from samewise.runner.records.folder import read_json
 
 if TYPE_CHECKING:
-    from samewise.runner.compose import Composed
+    from samewise.runner.config.compose import Composed
 
 INTERRUPTED = 3
 
@@ -96,10 +96,10 @@ def train_composed(composed: Composed, *, as_json: bool = False, debug: bool = F
     Returns:
         The exit code.
     """
-    from samewise.runner import determinism
-    from samewise.runner.check import check, settings_are_sound
-    from samewise.runner.launch import is_rank, launch, processes, rank
-    from samewise.runner.summary import print_summary
+    from samewise.runner.config.check import check, settings_are_sound
+    from samewise.runner.records.summary import print_summary
+    from samewise.runner.training import determinism
+    from samewise.runner.training.launch import is_rank, launch, processes, rank
 
     cfg, project, folder = composed.cfg, composed.project, composed.folder
     sound = settings_are_sound(composed)
@@ -118,8 +118,8 @@ def train_composed(composed: Composed, *, as_json: bool = False, debug: bool = F
     if wanted > 1:
         return launch(composed, wanted, as_json=as_json, debug=debug)
 
-    from samewise.runner.build import build
-    from samewise.runner.loop import fit
+    from samewise.runner.training.build import build
+    from samewise.runner.training.loop import fit
 
     summary = fit(build(composed, project, folder))
     print_summary(summary, folder, uri=cfg.tracking.uri if cfg.tracking.enabled else None, as_json=as_json)
@@ -128,7 +128,7 @@ def train_composed(composed: Composed, *, as_json: bool = False, debug: bool = F
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
     """Whether any override has several values. What cannot be read is none: composing tells of it."""
-    from samewise.runner.overrides import has_several_values
+    from samewise.runner.config.overrides import has_several_values
 
     return any(has_several_values(text) for text in overrides)
 
@@ -139,8 +139,8 @@ def _finished(composed: Composed) -> dict[str, Any] | None:
     Raises:
         ConfigError: it is there and cannot be read, or was trained with other code.
     """
-    from samewise.runner.saved import answers
-    from samewise.runner.sources import require_same
+    from samewise.runner.config.saved import answers
+    from samewise.runner.records.sources import require_same
 
     try:
         summary = read_json(composed.folder.summary)

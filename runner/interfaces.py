@@ -15,7 +15,7 @@ from samewise.runner.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from samewise.runner.run import Run
+    from samewise.runner.training.run import Run
 
 Batch = dict[str, Any]
 """A micro-batch: names to tensors, or to lists of them, all with the same first dimension B."""

@@ -9,8 +9,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from samewise.runner.compose import Composed
-    from samewise.runner.project import Project
+    from samewise.runner.config.compose import Composed
+    from samewise.runner.config.project import Project
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +27,13 @@ def add_project(parser: argparse.ArgumentParser) -> None:
 
 def project_from(args: argparse.Namespace) -> Project:
     """The project around the current folder, with what the arguments add."""
-    from samewise.runner import project
+    from samewise.runner.config import project
 
     return project.find(packages=args.package, configs=args.config_dir)
 
 
 def composed_from(args: argparse.Namespace, *, strict: bool = True) -> Composed:
     """Compose the arguments' experiment."""
-    from samewise.runner.compose import compose
+    from samewise.runner.config.compose import compose
 
     return compose(args.overrides, project=project_from(args), strict=strict)

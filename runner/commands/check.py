@@ -21,9 +21,9 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner import determinism
-    from samewise.runner.check import problems, settings_are_sound
+    from samewise.runner.config.check import problems, settings_are_sound
     from samewise.runner.errors import ConfigError
+    from samewise.runner.training import determinism
 
     composed = composed_from(args, strict=False)
     if settings_are_sound(composed):
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     found, notes = problems(composed, composed.project), list[str]()
     if not found and not args.static:
         try:
-            from samewise.runner.check.trial import trial
+            from samewise.runner.training.trial import trial
 
             notes = trial(composed, composed.project)
         except ConfigError as error:

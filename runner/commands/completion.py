@@ -44,7 +44,7 @@ def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra'
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra._internal.core_plugins.fish_completion import FishCompletion
 
-    from samewise.runner import compose, project
+    from samewise.runner.config import compose, project
 
     class Taught:
         """Mixed into Hydra's classes: completes the command's name first, then what that command takes."""

@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner import saved
+    from samewise.runner.config import saved
 
     found = _compared(saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root))
     if args.json:
@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compared(first: Any, second: Any) -> dict[str, Any]:
-    from samewise.runner import environment, saved, sources, trace
-    from samewise.runner.fingerprint import differences, identity
-    from samewise.runner.folder import read_json
+    from samewise.runner.config import saved
+    from samewise.runner.config.fingerprint import differences, identity
+    from samewise.runner.records import environment, sources, trace
+    from samewise.runner.records.folder import read_json
 
     head, one = trace.read(first.trace)
     _, two = trace.read(second.trace)

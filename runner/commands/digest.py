@@ -34,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _digest(name: str, run_root: Path) -> str:
-    from samewise.runner import checkpoint, saved
-    from samewise.runner.digest import weights_sha256
+    from samewise.runner.config import saved
+    from samewise.runner.records import checkpoint
+    from samewise.runner.records.digest import weights_sha256
 
     path = Path(name)
     if path.is_file():

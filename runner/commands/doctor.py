@@ -97,7 +97,7 @@ def _same_bits() -> Iterator[Finding]:
     """Two trainings of a small network, five steps each, from the same seed."""
     import torch
 
-    from samewise.runner.digest import weights_sha256
+    from samewise.runner.records.digest import weights_sha256
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.use_deterministic_algorithms(True)

@@ -28,8 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner import saved
-    from samewise.runner.determinism import prepare
+    from samewise.runner.config import saved
+    from samewise.runner.training.determinism import prepare
 
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.config_of(folder, args.overrides)
@@ -47,10 +47,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path]:
-    from samewise.runner import checkpoint, project, sources
-    from samewise.runner.build import build
+    from samewise.runner.config import project
     from samewise.runner.errors import ConfigError, Problem
-    from samewise.runner.evaluation import evaluated_models, measured, require_weights
+    from samewise.runner.records import checkpoint, sources
+    from samewise.runner.training.build import build
+    from samewise.runner.training.evaluation import evaluated_models, measured, require_weights
 
     kept = checkpoint.named(folder.checkpoints, args.checkpoint)
     state = checkpoint.load(kept.path)

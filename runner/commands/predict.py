@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from samewise.runner.predictor import Predictor
+    from samewise.runner.training.predictor import Predictor
 
 _LINES = 10
 """Items of a list that are shown on the terminal."""
@@ -35,10 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner import project, saved, sources
-    from samewise.runner.determinism import prepare
+    from samewise.runner.config import project, saved
     from samewise.runner.errors import ConfigError, Problem, SamewiseError
-    from samewise.runner.folder import read_json
+    from samewise.runner.records import sources
+    from samewise.runner.records.folder import read_json
+    from samewise.runner.training.determinism import prepare
 
     files, overrides = _apart(args.files)
     if not files:
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     composed = saved.config_of(folder, overrides)
     prepare(composed.cfg.reproducibility)
 
-    from samewise.runner import checkpoint  # imports torch, which must come after the variables
-    from samewise.runner.build import build_predictor
+    from samewise.runner.records import checkpoint  # imports torch, which must come after the variables
+    from samewise.runner.training.build import build_predictor
 
     state = checkpoint.load(checkpoint.named(folder.checkpoints, args.checkpoint).path)
     classes = (read_json(folder.environment) or {}).get("data", {}).get("train", {}).get("classes", [])

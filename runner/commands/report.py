@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from samewise.runner.records.sweep_folder import SweepFolder
     from samewise.runner.sweep.curves import Cost
     from samewise.runner.sweep.effects import Effect
-    from samewise.runner.sweep.folder import SweepFolder
     from samewise.runner.sweep.results import Outcome
 
 EXAMPLES = """examples:
@@ -38,10 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from samewise.runner.records.sweep_folder import find
     from samewise.runner.sweep.comparison import pages
     from samewise.runner.sweep.curves import cost
     from samewise.runner.sweep.effects import effects
-    from samewise.runner.sweep.folder import find
     from samewise.runner.sweep.page import page, points_csv, settings_csv
     from samewise.runner.sweep.results import asked, outcomes
 

@@ -21,8 +21,8 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.compose import origins
-    from samewise.runner.fingerprint import flat, plain
+    from samewise.runner.config.compose import origins
+    from samewise.runner.config.fingerprint import flat, plain
 
     composed = composed_from(args)
     config = plain(composed.cfg)

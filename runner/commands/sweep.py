@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from samewise.runner.compose import Composed
+    from samewise.runner.config.compose import Composed
+    from samewise.runner.config.project import Project
     from samewise.runner.launchers.base import Launcher
-    from samewise.runner.project import Project
-    from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.records.sweep_folder import SweepFolder
     from samewise.runner.sweep.points import Composer
-    from samewise.runner.sweep.space import Space
+    from samewise.runner.sweepers.space import Space
 
 EXAMPLES = """examples:
   samewise sweep experiment=resnet18_digits optimizer.lr=0.03,0.1,0.3 'seed=range(5)'
@@ -107,7 +107,7 @@ def start(args: argparse.Namespace) -> int:
 def _overrides(args: argparse.Namespace) -> list[str]:
     """What was given, or what the sweep was made from whose id was given."""
     if len(args.overrides) == 1 and "=" not in args.overrides[0] and not args.overrides[0].startswith("~"):
-        from samewise.runner.sweep.folder import find
+        from samewise.runner.records.sweep_folder import find
 
         return list(find(args.overrides[0], run_root=getattr(args, "run_root", Path("runs"))).facts["overrides"])
     return list(args.overrides)
@@ -116,7 +116,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 def _named(args: argparse.Namespace) -> SweepFolder:
     """The sweep whose id, folder or overrides were given."""
     from samewise.runner.commands import project_from
-    from samewise.runner.sweep.folder import find
+    from samewise.runner.records.sweep_folder import find
 
     if len(args.overrides) == 1 and "=" not in args.overrides[0]:
         return find(args.overrides[0], run_root=args.run_root)
@@ -132,8 +132,9 @@ def _unnamed() -> ConfigError:
 
 def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:
     """The space, the folder and the shared config of a command line, and what composes its points."""
-    from samewise.runner.sweep import points, space
-    from samewise.runner.sweep.folder import HOME, SweepFolder
+    from samewise.runner.records.sweep_folder import HOME, SweepFolder
+    from samewise.runner.sweep import points
+    from samewise.runner.sweepers import space
 
     read = space.read(given, project=project)
     composer = points.Composer(project)
@@ -143,7 +144,7 @@ def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Com
 
 def _parts(shared: Composed, project: Project) -> tuple[Any, Launcher]:
     """The sweeper and the launcher."""
-    from samewise.runner.instantiate import instantiate
+    from samewise.runner.config.instantiate import instantiate
     from samewise.runner.launchers.base import Launcher
     from samewise.runner.sweepers.base import Sweeper
 
@@ -157,7 +158,7 @@ def _parts(shared: Composed, project: Project) -> tuple[Any, Launcher]:
 
 
 def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFolder) -> dict[str, Any]:
-    from samewise.runner.fingerprint import plain
+    from samewise.runner.config.fingerprint import plain
 
     return {
         "id": folder.id,
@@ -207,7 +208,7 @@ def _status(folder: SweepFolder, *, as_json: bool) -> int:
 
 
 def _all(args: argparse.Namespace) -> int:
-    from samewise.runner.sweep.folder import below
+    from samewise.runner.records.sweep_folder import below
     from samewise.runner.sweep.results import outcomes
 
     lines = list[dict[str, Any]]()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 
 if TYPE_CHECKING:
-    from samewise.runner.folder import RunFolder
+    from samewise.runner.records.folder import RunFolder
 
 EXAMPLES = """examples:
   samewise sync                                    every run below runs/
@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Send what is missing of each run, one after the other, and say what became of it."""
-    from samewise.runner import saved
+    from samewise.runner.config import saved
     from samewise.runner.tracking.sender import prepare_environment
 
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(saved.below(args.run_root))
@@ -108,7 +108,7 @@ def _settings(folder: RunFolder, uri: str | None) -> dict[str, Any]:
     """The run's `tracking`, with an absolute URI: an SQLite file is where the trainer had it, whatever the current folder is."""
     from omegaconf import OmegaConf
 
-    from samewise.runner import compose
+    from samewise.runner.config import compose
     from samewise.runner.tracking import progress
     from samewise.runner.tracking.address import checked, sqlite_file
 

@@ -29,8 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner import saved
-    from samewise.runner.determinism import prepare
+    from samewise.runner.config import saved
+    from samewise.runner.training.determinism import prepare
 
     folder = saved.find(args.run, run_root=args.run_root)
     quiet = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_epochs=null", "checkpoint.every_steps=null")
@@ -46,13 +46,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, Any]:
-    from samewise.runner import environment, project, saved, sources
-    from samewise.runner.build import build
+    from samewise.runner.config import project, saved
+    from samewise.runner.config.fingerprint import differences, identity
     from samewise.runner.errors import ConfigError, Problem
-    from samewise.runner.fingerprint import differences, identity
-    from samewise.runner.folder import RunFolder, read_json
-    from samewise.runner.loop import fit
-    from samewise.runner.verify import Comparison, Parted, checkpoint_partings
+    from samewise.runner.records import environment, sources
+    from samewise.runner.records.folder import RunFolder, read_json
+    from samewise.runner.records.verify import Comparison, Parted, checkpoint_partings
+    from samewise.runner.training.build import build
+    from samewise.runner.training.loop import fit
 
     comparison = Comparison(folder, steps=args.steps)
     if not comparison.last:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from samewise.runner import streams
-from samewise.runner.digest import combined, value_digest
+from samewise.runner.data import streams
+from samewise.runner.records.digest import combined, value_digest
 
 
 class WithTransform(Dataset[Any]):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import DataError, Problem, SamewiseError, ends_process, raised_at

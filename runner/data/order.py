@@ -8,7 +8,7 @@ from collections.abc import Sized
 import torch
 from torch import Tensor
 
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, Problem
 
 

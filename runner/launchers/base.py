@@ -1,6 +1,6 @@
 """Where the runs of a sweep happen. A launcher is a choice of the group `launcher`; a site's own goes in a package of its own.
 
-A run is started by `python -m samewise.runner.sweep.job SWEEP NUMBER`, wherever that is: it reads the point's config from the sweep's folder, trains, and
+A run is started by `python -m samewise.runner.launchers.job SWEEP NUMBER`, wherever that is: it reads the point's config from the sweep's folder, trains, and
 leaves word of its beginning and its end there. A launcher only brings that command to a machine, and says what it knows of it.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.records.sweep_folder import SweepFolder
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Job:
     @property
     def arguments(self) -> list[str]:
         """Of Python's interpreter."""
-        return ["-m", "samewise.runner.sweep.job", str(self.sweep), str(self.number)]
+        return ["-m", "samewise.runner.launchers.job", str(self.sweep), str(self.number)]
 
     @property
     def command(self) -> list[str]:

@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any
 
 from samewise.runner.cli import INTERRUPTED
-from samewise.runner.folder import read_json
-from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.records.folder import read_json
+from samewise.runner.records.sweep_folder import SweepFolder
 
 _EVERY_S = 1.0
 
@@ -71,7 +71,7 @@ class Pod:
         print(f"point {self._number}: its output goes to {log}")
         with open(log, "ab") as output:
             self._run = subprocess.Popen(
-                [sys.executable, "-u", "-m", "samewise.runner.sweep.job", str(self._sweep.path), str(self._number)],
+                [sys.executable, "-u", "-m", "samewise.runner.launchers.job", str(self._sweep.path), str(self._number)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -17,7 +17,7 @@ from samewise.runner.tracking.link import SHARED
 from samewise.runner.tracking.sender_parent import SenderParent
 
 if TYPE_CHECKING:
-    from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.records.sweep_folder import SweepFolder
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PRELOAD = (
     "torch",
     "torchvision",
-    "samewise.runner.check.components",
-    "samewise.runner.build",
-    "samewise.runner.loop",
+    "samewise.runner.config.check.components",
+    "samewise.runner.training.build",
+    "samewise.runner.training.loop",
     "samewise.runner.strategies.single",
-    "samewise.runner.launch",
+    "samewise.runner.training.launch",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
 )
@@ -186,7 +186,7 @@ def _be(message: Mapping[str, Any]) -> NoReturn:
         if message["cores"]:
             os.sched_setaffinity(0, message["cores"])
         os.chdir(message["cwd"])
-        from samewise.runner.sweep.job import main as train
+        from samewise.runner.launchers.job import main as train
 
         code = train(Path(message["sweep"]), message["start"])
     except BaseException as error:

@@ -22,7 +22,7 @@ from samewise.runner.launchers.ray_jobs import Away, Refused, Server, address_fr
 from samewise.runner.launchers.snapshot import snapshot, variables
 
 if TYPE_CHECKING:
-    from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.records.sweep_folder import SweepFolder
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _LONGEST = 200  # characters of a reason

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.folder import read_json, write_json
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.snapshot import snapshot, variables
+from samewise.runner.records.folder import read_json, write_json
 
 if TYPE_CHECKING:
-    from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.records.sweep_folder import SweepFolder
 
 _T = TypeVar("_T")
 HOME = "slurm"

@@ -23,9 +23,9 @@ from types import FrameType
 from typing import Any
 
 from samewise.runner.cli import INTERRUPTED
-from samewise.runner.folder import read_json
-from samewise.runner.sweep import job
-from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.launchers import job
+from samewise.runner.records.folder import read_json
+from samewise.runner.records.sweep_folder import SweepFolder
 
 _EVERY_S = 1.0
 _STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
@@ -77,7 +77,7 @@ class Batch:
         step = ["srun", "--mpi=none", "--input=none", "--kill-on-bad-exit=0", "--wait=120"]
         step += [f"--nodes={given['nodes']}", f"--ntasks={ranks}", f"--ntasks-per-node={given['tasks']}", f"--cpus-per-task={given['cpus']}"]
         point = [str(self.sweep.path), str(self.number)]
-        module = ["samewise.runner.launchers.slurm_job", "rank", *point] if ranks > 1 else ["samewise.runner.sweep.job", *point]
+        module = ["samewise.runner.launchers.slurm_job", "rank", *point] if ranks > 1 else ["samewise.runner.launchers.job", *point]
         meeting = {"MASTER_PORT": str(_free_port())} if ranks > 1 else {}
         command = [*step, given["python"], "-u", "-m", *module]
         process = subprocess.Popen(command, env={**os.environ, **given["variables"][self.index], **meeting})

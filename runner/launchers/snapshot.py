@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.sources import is_library
+from samewise.runner.records.sources import is_library
 
 if TYPE_CHECKING:
-    from samewise.runner.sweep.folder import SweepFolder
+    from samewise.runner.records.sweep_folder import SweepFolder
 
 PROJECT = "SAMEWISE_PROJECT"
 """A variable that names a copy, which a job then takes for the user's project."""

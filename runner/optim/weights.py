@@ -14,8 +14,8 @@ from typing import Any, Final, cast, final
 import torch
 from torch import Tensor, nn
 
-from samewise.runner import checkpoint, shards
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.records import checkpoint, shards
 
 PATH: Final = "initialise.weights"
 WRAPPERS: Final = ("model", "state_dict", "model_state_dict", "model_ema", "net", "network")

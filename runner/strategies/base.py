@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
-from samewise.runner.digest import digests
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.finite import total_norm
 from samewise.runner.interfaces import Loss
-from samewise.runner.strategies.peers import Alone, Peers
+from samewise.runner.processes.peers import Alone, Peers
+from samewise.runner.records.digest import digests
+from samewise.runner.training.finite import total_norm
 
 
 @dataclass

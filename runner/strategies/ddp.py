@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.processes.packing import packed, unpacked
+from samewise.runner.processes.peers import Pretended, Processes
 from samewise.runner.strategies.base import Forward, Tally, added
-from samewise.runner.strategies.packing import packed, unpacked
-from samewise.runner.strategies.peers import Pretended, Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
 from samewise.runner.strategies.zero import consolidated, sharded

@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
-from samewise.runner.digest import combined, digests
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.processes.packing import packed, unpacked
+from samewise.runner.processes.peers import Processes
+from samewise.runner.records.digest import combined, digests
 from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.modules import large_children, named
-from samewise.runner.strategies.packing import packed, unpacked
-from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole

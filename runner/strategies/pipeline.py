@@ -15,8 +15,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Forward, Tally, added
-from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.stages import Asked, Asking, Parts, cut, draws, require_one_replica, require_places, require_processes
 

@@ -18,8 +18,8 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.distributed.optim import DistributedOptimizer
 
 from samewise.runner.data.loading import MicroBatch
+from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Forward, Tally, added
-from samewise.runner.strategies.peers import Processes
 from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.stages import Parts, Surroundings, cut, require_one_replica, require_places, require_processes
 

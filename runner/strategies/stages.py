@@ -19,8 +19,8 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.split_module import split_module
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
-from samewise.runner.strategies.packing import packed, unpacked
-from samewise.runner.strategies.peers import Processes
+from samewise.runner.processes.packing import packed, unpacked
+from samewise.runner.processes.peers import Processes
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 

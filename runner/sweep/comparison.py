@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from samewise.runner.folder import read_json
-from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.records.folder import read_json
+from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweep.results import Outcome, ranked
 
 _MOST = 100

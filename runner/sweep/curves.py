@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweep.results import Outcome, State
 from samewise.runner.tracking import journal
 

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from samewise.runner import compose
+from samewise.runner.config import compose
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Standing
-from samewise.runner.project import Project
-from samewise.runner.sources import require_same
-from samewise.runner.sweep.folder import Point, SweepFolder, label
+from samewise.runner.records.sources import require_same
+from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep.points import Composer, composed_points, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
 from samewise.runner.sweep.results import ENDED, Outcome, State, outcome
 from samewise.runner.sweep.soundness import require_sound
-from samewise.runner.sweep.space import Space
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
+from samewise.runner.sweepers.space import Space
 
 MOST_TRIES = 3
 """How often a job is started that ends without a word (killed for memory, a machine that died), in one go."""

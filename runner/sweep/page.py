@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from samewise.runner.records.sweep_folder import Point, SweepFolder, label, short
 from samewise.runner.sweep.comparison import Pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, pareto
-from samewise.runner.sweep.folder import Point, SweepFolder, label, short
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
 from samewise.runner.sweep.progress import clock
 from samewise.runner.sweep.results import Outcome, State, ranked, spread

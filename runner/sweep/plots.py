@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, number_of, pareto
-from samewise.runner.sweep.folder import label
 from samewise.runner.sweep.results import Outcome, State, by_setting, ranked, spread
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from samewise.runner import overrides as faults
-from samewise.runner.compose import Composed, chosen_in, compose, config_loader, dump_plain, groups, root_config, without_hydra
+from samewise.runner.config import overrides as faults
+from samewise.runner.config.compose import Composed, chosen_in, compose, config_loader, dump_plain, groups, root_config, without_hydra
+from samewise.runner.config.fingerprint import fingerprint_of, flat, plain
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.fingerprint import fingerprint_of, flat, plain
-from samewise.runner.project import Project
-from samewise.runner.sweep.folder import Point, SweepFolder
-from samewise.runner.sweep.space import Space
+from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweepers.base import Setting
+from samewise.runner.sweepers.space import Space
 
 
 class Composer:

@@ -11,8 +11,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from samewise.runner.folder import read_json
-from samewise.runner.sweep.folder import Point, SweepFolder
+from samewise.runner.records.folder import read_json
+from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.results import Outcome, State, latest
 
 _EVERY_S = 1.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.folder import read_json
 from samewise.runner.launchers.base import Launcher, Seen, Standing
-from samewise.runner.sweep.folder import Point, SweepFolder
+from samewise.runner.records.folder import read_json
+from samewise.runner.records.sweep_folder import Point, SweepFolder
 
 
 class State(enum.StrEnum):
@@ -104,8 +104,8 @@ def outcomes(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> lis
 
 def asked(folder: SweepFolder) -> tuple[Mapping[int, Seen] | None, Launcher]:
     """What the sweep's launcher knows of its jobs, None where it knows nothing after its process has gone; and the launcher."""
-    from samewise.runner import project
-    from samewise.runner.instantiate import instantiate
+    from samewise.runner.config import project
+    from samewise.runner.config.instantiate import instantiate
 
     facts = folder.facts
     found = project.find(Path(facts["root"]), packages=facts["packages"])

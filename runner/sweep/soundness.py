@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from samewise.runner.compose import Composed
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.project import Project
-from samewise.runner.sweep.folder import Point
+from samewise.runner.records.sweep_folder import Point
 from samewise.runner.sweep.points import Made
 
 
@@ -33,8 +33,8 @@ def problems_of(points: Sequence[Made], project: Project, *, elsewhere: bool = F
         project: The user's own.
         elsewhere: They run on other machines. Imports torch, unless they do and all of their components are known to be sound.
     """
-    from samewise.runner.check import components, machine, settings
-    from samewise.runner.check.known import remembered
+    from samewise.runner.config.check import components, machine, settings
+    from samewise.runner.config.check.known import remembered
 
     def find(some: Mapping[str, Any]) -> list[Problem]:
         return components.problems_in(some, project)
@@ -68,7 +68,7 @@ def _of_processes(whole: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _misfits(composed: Composed, project: Project) -> list[Problem]:
-    from samewise.runner.check.trial import require_processes
+    from samewise.runner.training.trial import require_processes
 
     try:
         require_processes(composed, project)

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from samewise.runner.records.sweep_folder import SweepFolder, label, short
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect
-from samewise.runner.sweep.folder import SweepFolder, label, short
 from samewise.runner.sweep.progress import clock
 from samewise.runner.sweep.results import Outcome, State, ranked, spread
 

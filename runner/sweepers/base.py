@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samewise.runner.sweep.space import Space
+from samewise.runner.sweepers.space import Space
 
 REPORTER = "SAMEWISE_REPORTER"
 """A variable of a job's environment: a `samewise.runner.interfaces.Callback`, as JSON with a `_target_`, made in the job's process. It tells the sweeper how

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import final
 
-from samewise.runner.sweep.space import Space
 from samewise.runner.sweepers.base import Setting, Sweeper
+from samewise.runner.sweepers.space import Space
 
 
 @final

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.sweep.folder import SweepFolder
-from samewise.runner.sweep.space import Dimension, Space
+from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.base import REPORTER, Result, Setting, Sweeper
 from samewise.runner.sweepers.optuna_study import optuna
+from samewise.runner.sweepers.space import Dimension, Space
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

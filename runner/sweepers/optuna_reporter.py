@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.folder import write_json
 from samewise.runner.interfaces import Callback
-from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.records.folder import write_json
+from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.optuna_study import optuna
 
 if TYPE_CHECKING:
-    from samewise.runner.run import Run
+    from samewise.runner.training.run import Run
 
 
 @final

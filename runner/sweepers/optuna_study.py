@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from samewise.runner.config.instantiate import call
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.instantiate import call
 
 try:
     import optuna

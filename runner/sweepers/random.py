@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import final
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.sweep.space import Dimension, Space
 from samewise.runner.sweepers.base import Setting, Sweeper
+from samewise.runner.sweepers.space import Dimension, Space
 
 
 class _Drawn(Sweeper, abc.ABC):

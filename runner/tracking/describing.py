@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from mlflow.entities import Dataset, DatasetInput, InputTag
 
-from samewise.runner.folder import RunFolder
+from samewise.runner.records.folder import RunFolder
 
 _KEY_LENGTH = 250
 _PARAM_LENGTH = 6000

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.folder import RunFolder
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import progress
 
 if TYPE_CHECKING:

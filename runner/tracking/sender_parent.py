@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from samewise.runner.folder import RunFolder
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link, sender
 
 _PRELOAD = ("samewise.runner.tracking.sending", "samewise.runner.tracking.store", "samewise.runner.tracking.system")

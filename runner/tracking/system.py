@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from samewise.runner.folder import RunFolder
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import journal
 
 _LOG = logging.getLogger("samewise.tracking")

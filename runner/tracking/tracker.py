@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.folder import RunFolder, read_json
+from samewise.runner.records.folder import RunFolder, read_json
 from samewise.runner.tracking import link
 from samewise.runner.tracking.address import checked, sqlite_file
 from samewise.runner.tracking.journal import Journal

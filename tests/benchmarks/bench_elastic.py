@@ -24,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-from samewise.runner import compose, project
-from samewise.runner.build import build
-from samewise.runner.folder import RunFolder
-from samewise.runner.loop import train_step
-from samewise.runner.run import Run
+from samewise.runner.config import compose, project
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.run import Run
 
 COMMON = [
     "dataset=generated_classification",

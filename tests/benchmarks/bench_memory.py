@@ -21,10 +21,10 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from samewise.runner import compose, project
-from samewise.runner.build import build
-from samewise.runner.folder import RunFolder
-from samewise.runner.loop import train_step
+from samewise.runner.config import compose, project
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import train_step
 
 COMMON = [
     "dataset=generated_classification",

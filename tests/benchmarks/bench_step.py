@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from samewise.runner import compose, project
-from samewise.runner.build import build
-from samewise.runner.loop import train_step
-from samewise.runner.run import Run
-from samewise.runner.session import session
+from samewise.runner.config import compose, project
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.run import Run
+from samewise.runner.training.session import session
 
 MLP = """\
 # 64-64-10

@@ -17,8 +17,8 @@ import psutil
 import torch
 from omegaconf import OmegaConf
 
-from samewise.runner.folder import RunFolder
-from samewise.runner.schema import Tracking
+from samewise.runner.config.schema import Tracking
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import open_tracker
 
 CALLS = 2000

@@ -13,13 +13,13 @@ from PIL import Image
 from torchvision.models import resnet50
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from samewise.runner.build import build
-from samewise.runner.check import problems
-from samewise.runner.check.trial import trial
-from samewise.runner.compose import Composed, compose
+from samewise.runner.config.check import problems
+from samewise.runner.config.compose import Composed, compose
+from samewise.runner.config.project import Project, find
 from samewise.runner.errors import ConfigError, DataError
-from samewise.runner.folder import RunFolder
-from samewise.runner.project import Project, find
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
+from samewise.runner.training.trial import trial
 
 QUIET = ["tracking=none", "callbacks=none", "reproducibility.threads=1"]
 SMALL = ["model.min_size=64", "model.max_size=96", "batch_size=8"]

@@ -12,7 +12,7 @@ from samewise.datasets.generated_clips import GeneratedClips
 from samewise.datasets.libritts import LibriTTS
 from samewise.datasets.ljspeech import LJSpeech
 from samewise.datasets.wav_folder import WavFolder
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
 
 SIZE = {"samples": 100, "context": 30}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samewise.datasets.digits_on_canvas import DigitsOnCanvas
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
 
 

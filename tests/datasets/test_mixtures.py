@@ -12,7 +12,7 @@ from samewise.datasets.generated_mixtures import GeneratedMixtures
 from samewise.datasets.librimix import LibriMix
 from samewise.datasets.speaker_mixtures import SpeakerMixtures
 from samewise.datasets.wsj0_mix import WSJ0Mix
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
 
 RATE = 8000

@@ -15,7 +15,7 @@ from samewise.datasets.transforms.geometry import CenterCrop, RandomCrop, Random
 from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
 from samewise.datasets.transforms.numeric import Normalize, ToFloat
 from samewise.datasets.transforms.policies import RandAugment, TrivialAugmentWide
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.interfaces import Batch, BatchTransform
 
 MAKERS: dict[str, Callable[[], BatchTransform]] = {

@@ -17,7 +17,7 @@ from samewise.datasets.transforms.mixing import CutMix, MixUp
 from samewise.datasets.transforms.numeric import Normalize, ToFloat
 from samewise.datasets.transforms.photometric import RandomPhotometricDistort
 from samewise.datasets.transforms.policies import RandAugment, TrivialAugmentWide
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from samewise.recipes.classification import Classification
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.interfaces import Batch
 
 FOLDER = files("samewise.configs") / "transforms"

@@ -16,7 +16,7 @@ from samewise.datasets.transforms.geometry import RandomHorizontalFlip
 from samewise.datasets.transforms.numeric import ToFloat
 from samewise.datasets.transforms.photometric import RandomPhotometricDistort
 from samewise.datasets.transforms.policies import RandAugment
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 

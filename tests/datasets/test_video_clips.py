@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from samewise.datasets.video_clips import VideoClips
 from samewise.datasets.video_files import read_frames, require_torchcodec
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
 
 

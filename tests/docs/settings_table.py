@@ -12,8 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from samewise.runner import schema
-from samewise.runner.compose import field_summaries
+from samewise.runner.config import schema
+from samewise.runner.config.compose import field_summaries
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configs.md"
 BEGIN, END = "<!-- settings: python tests/docs/settings_table.py --write -->\n", "<!-- /settings -->"

@@ -13,9 +13,9 @@ import pytest
 from samewise_docs_pages import PAGES, Block, Command, blocks, first_not_printed, links, make_files
 from samewise_docs_settings_table import PAGE, written
 
-from samewise.runner import project
 from samewise.runner.cli import commands
-from samewise.runner.compose import compose
+from samewise.runner.config import project
+from samewise.runner.config.compose import compose
 
 WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
 OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", "docs/distributed.md")

@@ -116,7 +116,7 @@ class Oracle:
 
     def run(self, task: Task, *overrides: str) -> Trained:
         """Train by the command line; the losses are the trace's, exact."""
-        self._monkeypatch.setattr("samewise.runner.session._leave_results", lambda run: run.checkpoints.wait())  # no pictures
+        self._monkeypatch.setattr("samewise.runner.training.session._leave_results", lambda run: run.checkpoints.wait())  # no pictures
         done = self._samewise("train", *task.overrides, *QUIET, *overrides, f"run_root={self._folder / 'runs'}", "--json")
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stdout.splitlines()[-1])
@@ -152,7 +152,7 @@ def _errors(run: Trained, plain: Trained, start: Mapping[str, Tensor]) -> dict[s
 
 def _train_in_double(patches: pytest.MonkeyPatch) -> None:
     """Have runs compute in float64, from the float32 numbers that they would begin with and read; nothing else about them changes."""
-    from samewise.runner import build
+    from samewise.runner.training import build
 
     make_model, make_transforms = build._model, build._batch_transforms
 
@@ -185,7 +185,7 @@ def _plant(patches: pytest.MonkeyPatch, fault: str, recipe: Any) -> list[str]:
     elif fault == "sources are not assigned":
         patches.setattr("samewise.recipes.separation.best_assignment", lambda pairwise: torch.eye(2).to(pairwise).expand_as(pairwise))
     elif fault == "gradients are not cleared":
-        patches.setattr("samewise.runner.run.Run.clear_gradients", lambda run: None)
+        patches.setattr("samewise.runner.training.run.Run.clear_gradients", lambda run: None)
     elif fault == "the schedule is a step late":
         from samewise.runner.optim.schedules import Schedule
 
@@ -193,7 +193,7 @@ def _plant(patches: pytest.MonkeyPatch, fault: str, recipe: Any) -> list[str]:
         patches.setattr(Schedule, "before_step", lambda schedule, step: before(schedule, max(step - 1, 0)))
     else:
         assert fault == "evaluation is in training mode", fault
-        patches.setattr("samewise.runner.evaluation._evaluating", lambda model: torch.no_grad())
+        patches.setattr("samewise.runner.training.evaluation._evaluating", lambda model: torch.no_grad())
     return []
 
 

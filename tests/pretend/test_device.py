@@ -15,7 +15,7 @@ from pretended_cuda import Counts, DeviceError, PretendedDevice, pretended
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from samewise.runner import streams
+from samewise.runner.data import streams
 
 
 def ours(*shape: int) -> Tensor:

@@ -10,8 +10,8 @@ import pytest
 from pretended_cuda import Counts, DeviceError, written
 from pretended_cuda.steps import counted
 
+from samewise.runner.config.project import Project, find
 from samewise.runner.errors import SamewiseError
-from samewise.runner.project import Project, find
 
 SMALL = ("experiment=resnet18_digits", "model.width=4", "callbacks=none")
 PLANTED = """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pretended_cuda import PretendedDevice, written
 
-from samewise.runner.run import Run
+from samewise.runner.training.run import Run
 
 STEPS = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "max_steps=4", "evaluate.every_steps=2", "dataset.samples=16")
 CLIPS = {"vocoder": ("dataset.samples=200", "dataset.clips=16", "dataset.valid_clips=4")}

@@ -37,7 +37,14 @@ sys.exit(main({arguments!r}))
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["matplotlib.figure", "torch.distributed.fsdp", "torchvision", "samewise.runner.loop", "samewise.runner.build", "samewise.runner.check.components"]
+    [
+        "matplotlib.figure",
+        "torch.distributed.fsdp",
+        "torchvision",
+        "samewise.runner.training.loop",
+        "samewise.runner.training.build",
+        "samewise.runner.config.check.components",
+    ]
 )
 STARTED: list[multiprocessing.context.ForkServerProcess] = []
 """Killed when the test that started them is over."""

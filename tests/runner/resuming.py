@@ -23,13 +23,14 @@ import torch
 from samewise_runner_reachable import Paths, difference, reachable
 from samewise_runner_resuming_space import CONFIGS, TINY
 
-from samewise.runner import checkpoint, environment, loop
-from samewise.runner.build import build
-from samewise.runner.compose import Composed, compose, dump, parse
+from samewise.runner.config.compose import Composed, compose, dump, parse
+from samewise.runner.config.project import Project
 from samewise.runner.errors import Interrupted
-from samewise.runner.folder import RunFolder
-from samewise.runner.project import Project
-from samewise.runner.run import Run
+from samewise.runner.records import checkpoint, environment
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training import loop
+from samewise.runner.training.build import build
+from samewise.runner.training.run import Run
 
 NEVER = {
     ("Run", "composed"): "what it is made from",

@@ -9,12 +9,12 @@ from typing import Literal
 import pytest
 import torch
 
-from samewise.runner.check import problems, settings_are_sound
-from samewise.runner.check.annotations import fits
-from samewise.runner.check.trial import misfit
-from samewise.runner.compose import compose
+from samewise.runner.config.check import problems, settings_are_sound
+from samewise.runner.config.check.annotations import fits
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
 from samewise.runner.errors import Problem
-from samewise.runner.project import Project
+from samewise.runner.training.trial import misfit
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = Project(ROOT)

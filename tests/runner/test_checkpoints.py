@@ -11,9 +11,9 @@ import shutil
 import pytest
 import torch
 
-from samewise.runner import checkpoint
-from samewise.runner.checkpoint import Checkpoints
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
+from samewise.runner.records import checkpoint
+from samewise.runner.records.checkpoint import Checkpoints
 
 
 def keeper(folder, **settings):

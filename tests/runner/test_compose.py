@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from samewise.runner import compose as composing
-from samewise.runner.compose import compose, dump, load, origins
+from samewise.runner.config import compose as composing
+from samewise.runner.config.compose import compose, dump, load, origins
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.project import Project
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = Project(ROOT)
@@ -109,7 +109,7 @@ def test_each_value_knows_the_file_or_override_it_comes_from(mine: Project, tmp_
     assert where["optimizer.momentum"] == "override optimizer.momentum=0.8"
     assert where["optimizer.lr"] == where["batch_size"] == f"{tmp_path}/experiment/first.yaml"
     assert where["optimizer._target_"] == "configs/optimizer/sgd.yaml"
-    assert where["max_epochs"] == "runner/schema.py"
+    assert where["max_epochs"] == "runner/config/schema.py"
 
 
 def problems_of(given: list[str], project: Project = BARE) -> dict[str, str]:

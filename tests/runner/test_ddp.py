@@ -12,7 +12,7 @@ import pytest
 import torch
 from samewise_runner_jobs import Job, run, weights
 
-from samewise.runner import checkpoint, trace
+from samewise.runner.records import checkpoint, trace
 
 # Few steps at a small rate: rounding has no time to grow, and what is wrong is wrong by far more than rounding.
 MILD = ["strategy=ddp", "replicas=2", "optimizer.lr=0.01", "max_steps=6", "callbacks=none"]

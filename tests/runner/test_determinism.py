@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from samewise.runner import streams
-from samewise.runner.determinism import recurrence_refused, require_deterministic
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
+from samewise.runner.training.determinism import recurrence_refused, require_deterministic
 
 
 @pytest.mark.parametrize(

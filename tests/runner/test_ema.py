@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from samewise.runner.build import build
 from samewise.runner.callbacks.ema import ExponentialMovingAverage
-from samewise.runner.compose import compose
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.folder import RunFolder
 from samewise.runner.interfaces import Callback
-from samewise.runner.loop import fit
-from samewise.runner.project import Project
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import fit
 
 BARE = Project(Path(__file__).resolve().parents[2])
 STEPS, PER_EPOCH, BATCH, EPOCHS = 20, 4, 16, 20

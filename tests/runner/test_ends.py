@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from samewise.runner.instantiate import instantiate
+from samewise.runner.config.instantiate import instantiate
 
 TINY = ["dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "checkpoint.every_steps=1", "max_steps=6", "checkpoint.background=false"]
 LAB = """

@@ -16,8 +16,8 @@ import pytest
 import torch.distributed as dist
 
 from samewise.runner.errors import PeerFailed, TrainingError
-from samewise.runner.strategies.meeting import FAILED
-from samewise.runner.strategies.peers import Processes
+from samewise.runner.processes.meeting import FAILED
+from samewise.runner.processes.peers import Processes
 
 TINY = [
     "experiment=resnet18_digits",
@@ -86,7 +86,7 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(process.pid).children():
             with contextlib.suppress(psutil.Error, KeyError):
-                if "samewise.runner.launch" in child.cmdline():
+                if "samewise.runner.training.launch" in child.cmdline():
                     found[int(child.environ()["RANK"])] = child
     return found
 

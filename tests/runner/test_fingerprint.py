@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from samewise.runner.compose import compose
-from samewise.runner.fingerprint import differences, fingerprint, identity
-from samewise.runner.project import Project
+from samewise.runner.config.compose import compose
+from samewise.runner.config.fingerprint import differences, fingerprint, identity
+from samewise.runner.config.project import Project
 
 BARE = Project(Path(__file__).resolve().parents[2])
 

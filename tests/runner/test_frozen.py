@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from samewise.recipes.models.resnet import resnet18_small
-from samewise.runner import checkpoint
-from samewise.runner.build import build
-from samewise.runner.compose import compose
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.evaluation import measured
-from samewise.runner.folder import RunFolder
-from samewise.runner.loop import fit
 from samewise.runner.optim.groups import freeze_groups, parameter_groups
 from samewise.runner.optim.initialise import initialise
-from samewise.runner.project import Project
+from samewise.runner.records import checkpoint
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.stages import cut
 from samewise.runner.strategies.sync_batch_norm import synchronise
+from samewise.runner.training.build import build
+from samewise.runner.training.evaluation import measured
+from samewise.runner.training.loop import fit
 
 BARE = Project(Path(__file__).resolve().parents[2])
 TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "callbacks=none", "max_steps=6", "evaluate.every_steps=2"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from samewise_runner_jobs import Job, run, weights
 
-from samewise.runner import checkpoint
+from samewise.runner.records import checkpoint
 
 MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]

@@ -13,7 +13,7 @@ import torchvision
 import yaml
 from torch import nn
 
-from samewise.runner import streams
+from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError
 from samewise.runner.optim.initialise import METHODS, initialise
 from samewise.runner.optim.weights import Loaded

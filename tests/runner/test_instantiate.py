@@ -9,8 +9,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from samewise.runner.config.instantiate import instantiate, locate
 from samewise.runner.errors import ConfigError
-from samewise.runner.instantiate import instantiate, locate
 
 STRANGERS = [
     "os.system",
@@ -57,10 +57,10 @@ STRANGERS = [
     "torchmetrics.utilities.imports.importlib.import_module",
     "samewise.runner.cli.main",
     "samewise.runner.cli.os.system",
-    "samewise.runner.folder.write_atomically",
-    "samewise.runner.checkpoint.load",
-    "samewise.runner.instantiate.locate",
-    "samewise.runner.instantiate.importlib.import_module",
+    "samewise.runner.records.folder.write_atomically",
+    "samewise.runner.records.checkpoint.load",
+    "samewise.runner.config.instantiate.locate",
+    "samewise.runner.config.instantiate.importlib.import_module",
     "samewise.runner.callbacks.progress.time.sleep",
     "samewise.recipes.classification.torch.load",
     "samewise.datasets.decode.torch.load",

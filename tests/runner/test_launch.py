@@ -46,7 +46,7 @@ def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for child in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.Error, KeyError):
-            if "samewise.runner.launch" in child.cmdline():
+            if "samewise.runner.training.launch" in child.cmdline():
                 found[int(child.environ()["RANK"])] = child
     return [found[rank] for rank in sorted(found)]
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import default_collate
 
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
-from samewise.runner.digest import value_digest
 from samewise.runner.errors import DataError, Problem
+from samewise.runner.records.digest import value_digest
 
 
 class Noisy:

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError
-from samewise.runner.strategies import meeting
+from samewise.runner.processes import meeting
 from samewise.runner.strategies.elastic import Elastic
 
 

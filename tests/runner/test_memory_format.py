@@ -8,10 +8,10 @@ import pytest
 import samewise_runner_jobs as jobs
 import torch
 
-from samewise.runner.build import build
-from samewise.runner.compose import compose
-from samewise.runner.loop import train_step
-from samewise.runner.project import Project
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import train_step
 
 RECIPES = {"classification": "resnet18_digits", "detection": "retinanet_bccd", "adversarial": "gan_digits"}
 TINY = ["debug=tiny", "tracking=none", "replicas=4", "max_steps=2"]

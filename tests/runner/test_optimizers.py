@@ -12,8 +12,8 @@ import torch
 import yaml
 from torch import nn
 
+from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError
-from samewise.runner.instantiate import instantiate
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.build import build_optimizers, describe, implementation
 

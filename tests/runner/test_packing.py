@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samewise.runner.strategies.packing import packed, unpacked
+from samewise.runner.processes.packing import packed, unpacked
 
 
 def test_what_is_packed_comes_out_as_it_was() -> None:

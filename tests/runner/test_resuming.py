@@ -14,11 +14,11 @@ import pytest
 from samewise_runner_resuming import Killed, composed, first_difference, stopped, trained
 from samewise_runner_resuming_space import FURTHER, OPTIMIZERS, SCHEDULERS, TINY, drawn
 
-from samewise.runner import checkpoint
-from samewise.runner.compose import choices_of
+from samewise.runner.config.compose import choices_of
+from samewise.runner.config.project import Project
 from samewise.runner.interfaces import Callback
-from samewise.runner.project import Project
-from samewise.runner.run import Run
+from samewise.runner.records import checkpoint
+from samewise.runner.training.run import Run
 
 
 class Clock(Callback):

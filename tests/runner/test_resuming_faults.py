@@ -11,11 +11,11 @@ from samewise_runner_reachable import reachable
 from samewise_runner_resuming import Seen, at_once, composed, cut, first_difference, stopped, trained
 from samewise_runner_resuming_space import TINY
 
-from samewise.runner import run as run_module
-from samewise.runner.compose import Composed
+from samewise.runner.config.compose import Composed
 from samewise.runner.data.loading import training_keys
 from samewise.runner.interfaces import Callback
-from samewise.runner.run import Run
+from samewise.runner.training import run as run_module
+from samewise.runner.training.run import Run
 
 
 class Counting(Callback):

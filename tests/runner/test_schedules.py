@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim import lr_scheduler as reference
 
+from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError
-from samewise.runner.instantiate import instantiate
 from samewise.runner.optim.schedules import (
     ByOptimizer,
     Chained,

@@ -10,11 +10,11 @@ import pytest
 import samewise_runner_jobs as jobs
 import torch
 
-from samewise.runner.build import build
-from samewise.runner.compose import compose
-from samewise.runner.folder import RunFolder
-from samewise.runner.loop import train_step
-from samewise.runner.project import Project
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import train_step
 
 GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none", "max_steps=12"]
 SAVED = "checkpoint.every_steps=3"

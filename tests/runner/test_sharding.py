@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from samewise.runner import shards
 from samewise.runner.data.plan import Plan
-from samewise.runner.digest import combined, digests, state_digest
 from samewise.runner.errors import ConfigError
+from samewise.runner.records import shards
+from samewise.runner.records.digest import combined, digests, state_digest
 from samewise.runner.strategies.modules import large_children, named
 from samewise.runner.strategies.recompute import recompute
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from samewise.runner import streams
+from samewise.runner.data import streams
 
 
 def drawn() -> tuple[float, float, float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from samewise.runner import trace
-from samewise.runner.digest import tensor_digest, value_digest, weights_sha256
-from samewise.runner.trace import Trace
+from samewise.runner.records import trace
+from samewise.runner.records.digest import tensor_digest, value_digest, weights_sha256
+from samewise.runner.records.trace import Trace
 
 
 def model():

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from samewise.runner.config.schema import Tracking
 from samewise.runner.errors import ConfigError
-from samewise.runner.folder import RunFolder
-from samewise.runner.schema import Tracking
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.address import checked, problem, sqlite_file, without_password
 from samewise.runner.tracking.tracker import open_tracker
 

@@ -14,8 +14,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from samewise.runner.cli import main
-from samewise.runner.folder import RunFolder
-from samewise.runner.schema import Tracking
+from samewise.runner.config.schema import Tracking
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import open_tracker
 
 

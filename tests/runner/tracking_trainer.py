@@ -12,8 +12,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from samewise.runner.folder import RunFolder, write_atomically, write_json
-from samewise.runner.schema import Tracking
+from samewise.runner.config.schema import Tracking
+from samewise.runner.records.folder import RunFolder, write_atomically, write_json
 from samewise.runner.tracking.tracker import open_tracker
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samewise.runner.compose import Composed
-from samewise.runner.project import Project
-from samewise.runner.schema import Experiment
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.project import Project
+from samewise.runner.config.schema import Experiment
 
 PACKAGE = "samewise_steps"
 CLASSES = {"single": "Single", "elastic": "Elastic", "ddp": "DDP", "fsdp": "FSDP", "pipeline": "Pipeline", "rpc": "RPC"}

@@ -12,7 +12,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch.distributed.fsdp", "torchvision", "samewise.runner.loop", "samewise.runner.build"])
+FORKS.set_forkserver_preload(["torch.distributed.fsdp", "torchvision", "samewise.runner.training.loop", "samewise.runner.training.build"])
 STARTED: list[multiprocessing.context.ForkServerProcess] = []
 
 
@@ -39,8 +39,8 @@ def run(case: Any, folder: Path) -> tuple[dict[str, Any], Any]:
     """Train the case as this process's share of it."""
     from samewise_steps.reference import Trained
 
-    from samewise.runner.build import build
-    from samewise.runner.loop import fit
+    from samewise.runner.training.build import build
+    from samewise.runner.training.loop import fit
 
     composed = case.composed(folder, HERE)
     run = build(composed, composed.project, composed.folder)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from samewise.runner.check.known import _state, remembered
-from samewise.runner.project import Project
+from samewise.runner.config.check.known import _state, remembered
+from samewise.runner.config.project import Project
 
 PART = {"optimizer": {"_target_": "known_lab.Thing", "lr": 0.1, "nesterov": True, "groups": [1, 2]}}
 
@@ -71,8 +71,8 @@ def test_a_part_that_is_known_needs_no_torch(package):
     code = """
 import sys
 from pathlib import Path
-from samewise.runner.check.known import remembered
-from samewise.runner.project import Project
+from samewise.runner.config.check.known import remembered
+from samewise.runner.config.project import Project
 part = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
 assert remembered(lambda part: [], Project(Path()))(part) == []
 assert remembered(lambda part: ["asked"], Project(Path()))(part) == []

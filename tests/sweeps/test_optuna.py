@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.project import Project
-from samewise.runner.sweep.folder import Point, SweepFolder
-from samewise.runner.sweep.space import read
+from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweepers.base import REPORTER, Result, Setting
 from samewise.runner.sweepers.optuna import Optuna
 from samewise.runner.sweepers.optuna_study import FILE, optuna, storage
 from samewise.runner.sweepers.random import Random
+from samewise.runner.sweepers.space import read
 
 BARE = Project(Path(__file__).parent)
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1.0))", "optimizer.momentum=interval(0.0,1.0)")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.sweep.folder import SweepFolder
+from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers.optuna_study import optuna, storage
 
 COMPLETE, PRUNED, FAIL, RUNNING = (getattr(optuna.trial.TrialState, name) for name in ("COMPLETE", "PRUNED", "FAIL", "RUNNING"))

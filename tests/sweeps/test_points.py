@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from samewise.runner.compose import compose, dump, dump_plain, parse
+from samewise.runner.config.compose import compose, dump, dump_plain, parse
+from samewise.runner.config.fingerprint import plain
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.fingerprint import plain
-from samewise.runner.project import Project
-from samewise.runner.sweep.folder import SweepFolder, label
+from samewise.runner.records.sweep_folder import SweepFolder, label
 from samewise.runner.sweep.points import Composer, composed_points, identity
 from samewise.runner.sweep.soundness import require_sound
-from samewise.runner.sweep.space import read
 from samewise.runner.sweepers.grid import Grid
+from samewise.runner.sweepers.space import read
 
 BARE = Project(Path(__file__).parent)
 

@@ -24,9 +24,9 @@ from urllib.parse import unquote
 import pytest
 from rich.console import Console
 
+from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import effects, pareto
-from samewise.runner.sweep.folder import Point, SweepFolder
 from samewise.runner.sweep.results import Outcome, State, ranked
 from samewise.runner.sweep.tables import settings_table
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.project import Project
-from samewise.runner.sweep.space import Space, read
 from samewise.runner.sweepers.base import Setting
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.random import Random, Sobol
+from samewise.runner.sweepers.space import Space, read
 
 BARE = Project(Path(__file__).parent)
 

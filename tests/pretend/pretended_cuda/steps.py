@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pretended_cuda.counts import Counts
 from pretended_cuda.device import pretended
-from samewise.runner import evaluation, loop
-from samewise.runner.build import build
-from samewise.runner.compose import compose
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project, find
 from samewise.runner.errors import Interrupted
-from samewise.runner.folder import RunFolder
-from samewise.runner.project import Project, find
-from samewise.runner.session import session
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training import evaluation, loop
+from samewise.runner.training.build import build
+from samewise.runner.training.session import session
 
 STEADY = 2
 """The step that is counted: optimizers have their state by then."""

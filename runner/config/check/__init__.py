@@ -1,0 +1,44 @@
+"""Every error of a config at once, none of them a traceback, before anything is trained.
+
+A rule is a function that takes the config and yields problems: `settings` has those of the runner's own keys (without torch), `components` those of
+every `_target_`, `machine` what this machine cannot do. To add one, write it and put it into its file's `RULES`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+from samewise.runner.config.check.settings import problems as settings_problems
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import plain
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError, Problem
+
+
+def check(composed: Composed, project: Project) -> None:
+    """Find what is wrong without building anything. Imports torch, but where all components are known to be sound.
+
+    Raises:
+        ConfigError: with all problems, those of composing included.
+    """
+    found = problems(composed, project)
+    if found:
+        raise ConfigError(*found)
+
+
+def problems(composed: Composed, project: Project) -> list[Problem]:
+    """What `check` raises."""
+    from samewise.runner.config.check import components, machine
+    from samewise.runner.config.check.known import remembered
+
+    whole = cast(dict[str, Any], plain(composed.cfg))
+    find = remembered(partial(components.problems_in, project=project), project)
+    of_components = [*components.required_are_there(whole), *(problem for key, part in whole.items() for problem in find({key: part}))]
+    found = [*composed.problems, *settings_problems(composed.cfg), *of_components, *machine.problems(composed.cfg)]
+    return list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1]
+
+
+def settings_are_sound(composed: Composed) -> bool:
+    """Whether the runner's own settings are right: enough to look for a finished run, and to set variables before torch is imported."""
+    return not composed.problems and not settings_problems(composed.cfg)

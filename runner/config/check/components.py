@@ -1,0 +1,137 @@
+"""Rules for components: each `_target_` may be named and exists, and its arguments are ones that it takes. Nothing is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from samewise.runner.config.check.annotations import evaluated, expected, fits
+from samewise.runner.config.instantiate import SPECIAL, locate
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+Node = Mapping[str, Any]
+
+REQUIRED = ("recipe", "model", "scheduler", "precision", "strategy", "dataset.train", "dataset.valid")
+"""What must be a component."""
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def problems_in(part: Node, project: Project) -> list[Problem]:
+    """What is wrong with the components in some keys of a config that `plain` has made plain."""
+    return list(_in(part, "", project.packages))
+
+
+def required_are_there(whole: Node) -> Iterator[Problem]:
+    for path in REQUIRED:
+        node: Any = whole
+        for part in path.split("."):
+            node = cast(Node, node).get(part) if isinstance(node, Mapping) else "???"
+        if node != "???" and not (isinstance(node, Mapping) and "_target_" in node):
+            yield Problem(path, "is not a component", node, "a mapping with a _target_", f"`samewise list {path.split('.')[0]}` shows the choices")
+    callbacks = whole.get("callbacks")
+    for name, node in (cast(Node, callbacks) if isinstance(callbacks, Mapping) else {}).items():
+        if isinstance(node, Mapping) and "_target_" not in node:  # settings of a callback that was not chosen
+            hint = f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` leaves its settings out"
+            yield Problem(f"callbacks.{name}", "is not a component", node, "a mapping with a _target_", hint)
+    optimizer = whole.get("optimizer")
+    if isinstance(optimizer, Mapping) and "_target_" in optimizer and (phases := _by_phase(cast(Node, optimizer))):
+        words = f"is one optimizer for everything, and one for each of: {', '.join(phases)}"
+        yield Problem("optimizer", words, optimizer["_target_"], "one or the other", f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses that of one phase")
+    elif isinstance(optimizer, Mapping) and "_target_" not in optimizer:
+        several = cast(Node, optimizer).values()
+        if not several or not all(isinstance(one, Mapping) and "_target_" in one for one in several):
+            yield Problem(
+                "optimizer",
+                "is not a component",
+                optimizer,
+                "a mapping with a _target_, or several of them by phase",
+                "`samewise list optimizer` shows the choices",
+            )
+
+
+def _by_phase(optimizer: Node) -> list[str]:
+    """The keys of an optimizer's node that hold an optimizer of their own."""
+    return [name for name, one in optimizer.items() if isinstance(one, Mapping) and "_target_" in one]
+
+
+def _in(node: Any, path: str, packages: Sequence[str]) -> Iterator[Problem]:
+    """The problems of a node and of all below it."""
+    if isinstance(node, Mapping):
+        mapping = cast(Node, node)
+        if "_target_" in mapping and mapping["_target_"] != "???":
+            yield from _of(mapping, path, packages)
+        for key, part in mapping.items():
+            yield from _in(part, f"{path}.{key}" if path else key, packages)
+    elif isinstance(node, list):
+        for index, part in enumerate(cast(list[Any], node)):
+            yield from _in(part, f"{path}.{index}", packages)
+
+
+def _of(node: Node, path: str, packages: Sequence[str]) -> Iterator[Problem]:
+    try:
+        made = locate(node["_target_"], path, packages)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    try:
+        parameters = inspect.signature(made).parameters
+    except (TypeError, ValueError):  # nothing is known of its arguments
+        return
+    yield from _unknown(node, path, made, parameters)
+    yield from _missing(node, path, made, parameters)
+    yield from _mistyped(node, path, made, parameters)
+
+
+def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
+    names = [name for name, parameter in parameters.items() if parameter.kind in _NAMED]
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        further = _passed_on(made)
+        if further is None:
+            return
+        names += further
+    told = _by_phase(node) if path == "optimizer" else []
+    for key, value in node.items():
+        if key not in names and key not in SPECIAL and key not in told:
+            yield Problem(
+                f"{path}.{key}",
+                f"{made.__qualname__} has no such argument",
+                value,
+                hint=f"{nearest(key, names) or 'it takes none'}; ~{path}.{key} takes it away",
+            )
+
+
+def _passed_on(made: Callable[..., Any]) -> list[str] | None:
+    """The arguments that torchvision's model functions pass on to the class they return; None where that cannot be told."""
+    returned = evaluated(inspect.signature(made).return_annotation, made)
+    if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
+        return None
+    parameters = inspect.signature(returned).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters]
+
+
+def _missing(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
+    if node.get("_partial_", False):
+        return
+    positional = len(node.get("_args_") or ())
+    for place, (name, parameter) in enumerate(parameters.items()):
+        if parameter.kind in _NAMED and parameter.default is inspect.Parameter.empty and name not in node and place >= positional:
+            words = expected(evaluated(parameter.annotation, made))
+            yield Problem(f"{path}.{name}", f"{made.__qualname__} needs this argument", expected=words, hint=f"+{path}.{name}=VALUE")
+
+
+def _mistyped(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
+    for name, parameter in parameters.items():
+        if parameter.kind in _NAMED and name in node and name not in SPECIAL and not _unknown_yet(node[name]):
+            annotation = evaluated(parameter.annotation, made)
+            if not fits(node[name], annotation) and not (parameter.default is None and node[name] is None):
+                yield Problem(f"{path}.{name}", "wrong type", node[name], expected(annotation))
+
+
+def _unknown_yet(value: Any) -> bool:
+    """Missing, or an interpolation that leads nowhere: told of elsewhere."""
+    return isinstance(value, str) and (value == "???" or "${" in value)

@@ -1,0 +1,200 @@
+"""Rules for the runner's own settings. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+from omegaconf import DictConfig
+
+from samewise.runner.config.fingerprint import flat, plain
+from samewise.runner.config.schema import Experiment
+from samewise.runner.errors import Problem, nearest
+
+Config = Mapping[str, Any]
+
+LOWEST: dict[str, float] = {
+    "max_epochs": 1,
+    "max_steps": 1,
+    "batch_size": 1,
+    "replicas": 1,
+    "accumulate": 1,
+    "loader.num_workers": 0,
+    "loader.prefetch_factor": 1,
+    "evaluate.every_epochs": 1,
+    "evaluate.every_steps": 1,
+    "evaluate.batch_size": 1,
+    "checkpoint.every_epochs": 1,
+    "checkpoint.every_steps": 1,
+    "checkpoint.keep_last": 1,
+    "checkpoint.keep_best": 0,
+    "checkpoint.keep_every_steps": 1,
+    "trace.every_steps": 0,
+    "trace.layers_every_steps": 0,
+    "tracking.log_every_steps": 1,
+    "tracking.flush_timeout_s": 0,
+    "reproducibility.threads": 1,
+}
+"""The least that each number may be."""
+
+OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
+    "lr": (0, math.inf),
+    "momentum": (0, math.inf),
+    "weight_decay": (0, math.inf),
+    "eps": (0, math.inf),
+    "betas": (0, 1),
+}
+"""What an optimizer's numbers may be: [lowest, highest)."""
+
+VARIABLES = re.compile(r"(ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE|(OMP|KMP|MKL|ONEDNN|DNNL|CUBLAS|CUDNN|OPENBLAS)_[A-Z0-9_]+)")
+"""Variables that choose how numbers are computed; any other (PATH, PYTHONPATH, LD_PRELOAD) could run a stranger's program."""
+
+LESS_IS_BETTER = re.compile(r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits)$")
+MORE_IS_BETTER = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|map|si_sdri?|sdri?)$")
+
+LEVELS = ("strict", "portable", "fast")
+OTHER_ENVIRONMENT = ("refuse", "record")
+
+
+def problems(cfg: DictConfig) -> list[Problem]:
+    """What every rule below finds."""
+    return problems_in(cast(Config, plain(cfg)))
+
+
+def problems_in(whole: Config) -> list[Problem]:
+    """The same of a config that `plain` has made plain."""
+    return [problem for rule in RULES for problem in rule(whole)]
+
+
+def keys_are_known(cfg: Config) -> Iterator[Problem]:
+    known = Experiment.__dataclass_fields__
+    for key in cfg:
+        if key not in known:
+            yield Problem(key, "no such key", hint=nearest(key, known))
+    for key in known:
+        if key not in cfg:
+            yield Problem(key, "was taken away, but every experiment needs it", hint="to switch a part off choose its `none`, where it has one")
+
+
+def nothing_is_missing(cfg: Config) -> Iterator[Problem]:
+    for path, value in flat(cfg):
+        if value == "???":
+            group = path in ("recipe", "model", "dataset", "optimizer")
+            yield Problem(path, "must be given", hint=f"{path}=CHOICE; `samewise list {path}` shows them" if group else f"{path}=VALUE")
+
+
+def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
+    for path, lowest in LOWEST.items():
+        value = _at(cfg, path)
+        if _is_number(value) and not value >= lowest:
+            yield Problem(path, "is too small", value, f"at least {lowest:g}")
+    if _is_number(clip := cfg.get("clip_norm")) and not 0 < clip < math.inf:
+        yield Problem("clip_norm", "must be a positive number", clip, "a positive number, or null for no clipping")
+    if _is_number(interval := _at(cfg, "tracking.send_every_s")) and not 0 < interval < math.inf:
+        yield Problem("tracking.send_every_s", "must be a positive number", interval, "seconds between two sendings")
+    if _is_number(seed := cfg.get("seed")) and not -(2**63) <= seed < 2**63:
+        yield Problem("seed", "is too large", seed, "a whole number of at most 63 bits")
+
+
+def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
+    size, replicas, accumulate = (cfg.get(key) for key in ("batch_size", "replicas", "accumulate"))
+    if not all(_is_number(value) and value >= 1 for value in (size, replicas, accumulate)):
+        return
+    pieces = cast(int, replicas) * cast(int, accumulate)
+    if cast(int, size) % pieces:
+        near = max(1, round(cast(int, size) / pieces)) * pieces
+        yield Problem(
+            "batch_size",
+            f"cannot be cut into {pieces} equal micro-batches",
+            size,
+            f"a multiple of replicas * accumulate = {replicas} * {accumulate}",
+            f"batch_size={near}",
+        )
+
+
+def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
+    monitor, mode = str(_at(cfg, "evaluate.monitor")), _at(cfg, "evaluate.mode")
+    if "/" not in monitor:
+        yield Problem("evaluate.monitor", "names no split", monitor, "SPLIT/METRIC", f"evaluate.monitor=valid/{monitor}")
+    elif mode == "max" and LESS_IS_BETTER.search(monitor):
+        yield Problem("evaluate.mode", f"would call the worst {monitor} the best", mode, "min")
+    elif mode == "min" and MORE_IS_BETTER.search(monitor):
+        yield Problem("evaluate.mode", f"would call the worst {monitor} the best", mode, "max")
+
+
+def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
+    for root in ("optimizer", "param_groups"):
+        for path, value in flat(cfg.get(root) or {}):
+            name = next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+            if name not in OPTIMIZER_RANGES or not _is_number(value):
+                continue
+            lowest, highest = OPTIMIZER_RANGES[name]
+            if not lowest <= value < highest:
+                words = f"at least {lowest:g}" + (f" and less than {highest:g}" if highest < math.inf else ", and finite")
+                yield Problem(f"{root}.{path}", "is not possible", value, words)
+
+
+def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
+    name = cfg.get("name")
+    if name is not None and not re.fullmatch(r"\w[\w.+-]{0,199}", str(name)):
+        yield Problem("name", "cannot be a folder's name", name, "letters, digits and _ . + -, beginning with a letter or digit")
+
+
+def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
+    given = cfg.get("resume_from")
+    if given is None:
+        return
+    folder = Path(str(given)).expanduser()
+    if not (folder / "manifest.json").is_file():
+        near = sorted((folder / "checkpoints").glob("step-*"))
+        hint = f"resume_from={near[-1]}" if near else "a run keeps them in RUN/checkpoints"
+        yield Problem("resume_from", "is not the folder of a checkpoint", given, "RUN/checkpoints/step-00000040, or latest or best there", hint)
+
+
+def variables_only_compute(cfg: Config) -> Iterator[Problem]:
+    for name, value in (_at(cfg, "reproducibility.variables") or {}).items():
+        if not VARIABLES.fullmatch(name):
+            expected = "one that chooses how numbers are computed: OMP_*, KMP_*, MKL_*, ONEDNN_*, CUBLAS_*, CUDNN_*, ATEN_CPU_CAPABILITY, NVIDIA_TF32_OVERRIDE"
+            yield Problem(f"reproducibility.variables.{name}", "a config may not set this variable", value, expected, "export it in the shell")
+
+
+def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
+    if _at(cfg, "reproducibility.benchmark") is True and _at(cfg, "reproducibility.deterministic") is True:
+        message = "lets timing choose cuDNN's algorithms, which is another one, and other bits, each time"
+        yield Problem("reproducibility.benchmark", message, True, "false beside deterministic: true", "reproducibility=fast gives up the promise, and has both")
+
+
+def words_are_known(cfg: Config) -> Iterator[Problem]:
+    for path, known in (("reproducibility.level", LEVELS), ("reproducibility.other_environment", OTHER_ENVIRONMENT)):
+        value = _at(cfg, path)
+        if value not in known:
+            yield Problem(path, "no such word", value, f"one of: {', '.join(known)}")
+
+
+RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
+    keys_are_known,
+    nothing_is_missing,
+    numbers_are_possible,
+    batch_can_be_cut,
+    monitor_has_a_mode,
+    optimizer_is_possible,
+    name_is_a_folder,
+    variables_only_compute,
+    resumed_checkpoint_is_there,
+    no_timing_decides_bits,
+    words_are_known,
+)
+
+
+def _at(cfg: Config, path: str) -> Any:
+    value: Any = cfg
+    for part in path.split("."):
+        value = cast(Config, value).get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,297 @@
+"""Overrides to a config.
+
+Hydra's part: the search path, the defaults list, the merge, the override grammar. Hydra is used here, in `overrides` and in
+`commands.completion`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobRuntime
+from hydra.plugins.config_source import ConfigSource
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf._utils import get_omega_conf_dumper
+from omegaconf.errors import OmegaConfBaseException
+
+from samewise.runner.config import overrides as faults
+from samewise.runner.config.fingerprint import fingerprint, flat
+from samewise.runner.config.project import Project
+from samewise.runner.config.schema import Experiment
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.folder import RunFolder
+
+ROOT = "config"
+"""The config that every experiment starts from: configs/config.yaml."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A config and where it came from.
+
+    Args:
+        cfg: The config, typed by `schema.Experiment`, closed to new keys; interpolations are resolved as they are read.
+        choices: The chosen file of each group (`{"optimizer": "sgd"}`); groups with none chosen are left out.
+        overrides: The command line's, as given.
+        project: The user's own packages and config folders, as they were when it was composed.
+        problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
+    """
+
+    cfg: DictConfig
+    choices: dict[str, str] = field(default_factory=dict[str, str])
+    overrides: tuple[str, ...] = ()
+    project: Project = field(default_factory=lambda: Project(Path.cwd()))
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The experiment's name: `name`, else the choice of `experiment=`, else the recipe's, the model's and the data set's."""
+        given = self.cfg.get("name") or self.choices.get("experiment")
+        parts = [self.choices[group] for group in ("recipe", "model", "dataset") if group in self.choices]
+        return str(given or "-".join(parts) or "experiment").replace("/", "-")
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity's sha256, in hexadecimal."""
+        return fingerprint(self.cfg)
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run is kept: `RUN_ROOT/NAME/FINGERPRINT[:12]`."""
+        return RunFolder(Path(self.cfg.run_root) / self.name / self.fingerprint[:12])
+
+
+def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> Composed:
+    """Compose one experiment.
+
+    Args:
+        given: Overrides as Hydra writes them: `experiment=resnet18_digits`, `optimizer.lr=0.05`, `+optimizer.nesterov=true`.
+        project: Where the user's own config folders lie.
+        strict: Raise what is wrong; else return it as `problems`, with the config that the faultless overrides give.
+
+    Raises:
+        ConfigError: with a problem for every override that is wrong, and for what is wrong in a file.
+    """
+    loader = config_loader(project)
+    well, problems = faults.read(given)
+    good = [str(override.input_line) for override in well]
+    try:
+        cfg = None if problems else root_config(loader, good)
+    except faults.FAILURES:
+        cfg = None
+    if cfg is None:
+        cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(loader, some), groups=groups(loader))
+        if cfg is None:
+            raise ConfigError(*problems)
+    chosen = chosen_in(cfg)
+    cfg = without_hydra(cfg)
+    problems += faults.unresolvable(cfg)
+    if problems and strict:
+        raise ConfigError(*problems)
+    return Composed(cfg, chosen, tuple(good), project, tuple(problems))
+
+
+def load(path: Path) -> Composed:
+    """Read a run's saved config again, with its types.
+
+    Raises:
+        ConfigError: there is no such file, or it is not a config.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(Problem(str(path), f"cannot be read: {error.strerror}", expected="a run's config.yaml")) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(Problem(str(path), f"is not a run's config: {faults.problem_in_file(error)}")) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str = "config") -> Composed:
+    """What `dump` wrote.
+
+    Raises:
+        ConfigError: it is not a config.
+    """
+    try:
+        read = OmegaConf.create(yaml.safe_load(text) and text)
+        if not isinstance(read, DictConfig):
+            raise ConfigError(Problem(name, "is not a config: no mapping in it"))
+        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), read)
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(Problem(name, f"is not a run's config: {faults.problem_in_file(error)}")) from None
+    assert isinstance(cfg, DictConfig)
+    OmegaConf.set_struct(cfg, True)
+    return Composed(cfg, _choices_in(text))
+
+
+def dump(composed: Composed) -> str:
+    """The resolved config as YAML, headed by a line with the choices, for `load`."""
+    return dump_plain(OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed.choices)
+
+
+def dump_plain(whole: Any, choices: Mapping[str, str]) -> str:
+    """The same of a config that is plain already."""
+    text = yaml.dump(whole, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper())
+    return f"{_CHOICES}{json.dumps(choices)}\n{text}"
+
+
+_CHOICES = "# choices: "
+
+
+def _choices_in(text: str) -> dict[str, str]:
+    first = text.partition("\n")[0]
+    return json.loads(first.removeprefix(_CHOICES)) if first.startswith(_CHOICES) else {}
+
+
+def config_loader(project: Project) -> ConfigLoaderImpl:
+    """Hydra's loader over the project's config folders, then samewise's."""
+    version.setbase("1.3")
+    Plugins.instance()  # registers the kinds of config sources (file://, pkg://, structured://)
+    JobRuntime.instance().set("name", "samewise")
+    ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
+    path = ConfigSearchPathImpl()
+    path.append("hydra", "pkg://hydra.conf")
+    for folder in project.configs:
+        path.append("project", f"file://{folder}")
+    path.append("main", "pkg://samewise.configs")
+    path.append("schema", "structured://")
+    return ConfigLoaderImpl(path)
+
+
+def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
+    """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`), groups within groups by their path (`debug/sizes`)."""
+    found = dict[str, list[str]]()
+    for name in loader.repository.get_group_options(under, ObjectType.GROUP):  # the loader's own of this name makes a repository for each call
+        group = f"{under}/{name}" if under else name
+        if group == "hydra" or name.startswith("_"):
+            continue
+        found[group] = loader.repository.get_group_options(group, ObjectType.CONFIG)
+        found |= groups(loader, group)
+    return found
+
+
+def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
+    """The root config with overrides, as Hydra composes it, its own settings included."""
+    return loader.load_configuration(ROOT, list(given), RunMode.RUN, from_shell=False)
+
+
+def chosen_in(cfg: DictConfig) -> dict[str, str]:
+    """The choice of each group in what `root_config` gave."""
+    return {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice is not None and not str(group).startswith("hydra/")}
+
+
+def without_hydra(cfg: DictConfig) -> DictConfig:
+    """The config less Hydra's own settings; changed in place."""
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
+
+
+def choices_of(group: str, *, project: Project) -> dict[str, str]:
+    """Each choice of a group with the first comment of its file."""
+    loader = config_loader(project)
+    return {name: _comment(loader, f"{group}/{name}") for name in loader.get_group_options(group, ObjectType.CONFIG)}
+
+
+def group_summaries(project: Project) -> dict[str, str]:
+    """Each group with the description of its key in the schema and its number of choices."""
+    found = dict[str, str]()
+    for group, names in groups(config_loader(project)).items():
+        about = GROUPS.get(group) or field_summaries(Experiment).get(group, "")
+        found[group] = f"{about} ({len(names)} choice{'' if len(names) == 1 else 's'})".lstrip()
+    return found
+
+
+GROUPS = {
+    "experiment": "Whole recipes, each with the result to expect.",
+    "debug": "Any experiment made small.",
+    "debug/sizes": "What debug=tiny sets for each recipe.",
+    "checkpoint": "When checkpoints are written and which are kept.",
+    "tracking": "Where metrics, configs and pictures go.",
+    "reproducibility": "Determinism, and what is done where it cannot be had.",
+}
+"""Groups that are no key of the schema, or whose key has its description elsewhere."""
+
+
+def field_summaries(kind: type) -> dict[str, str]:
+    """The docstring of each field of a settings class: the string that stands under it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = dict[str, str]()
+    for line, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[line.target.id] = str(after.value.value)
+    return found
+
+
+def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
+    """The file or override that each value comes from: the last that sets it, in the order in which Hydra merges them.
+
+    Returns:
+        Config path to `optimizer/sgd.yaml`, with the folder before it where it is a project's own, `schema`, or the override.
+    """
+    loader = config_loader(project)
+    defaults = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN)
+    found = dict[str, str]()
+    for default in defaults.defaults:
+        if default.config_path is None or default.config_path.startswith("hydra/"):
+            continue
+        loaded = loader.repository.load_config(default.config_path)
+        assert loaded is not None
+        package = default.package if default.package is not None else loaded.header["package"]
+        if default.config_path == "schema":
+            label = "runner/config/schema.py"
+        elif loaded.provider == "project":
+            label = f"{loaded.path.removeprefix('file://')}/{default.config_path}.yaml"
+        else:
+            label = f"configs/{default.config_path}.yaml"
+        _mark(found, package or "", OmegaConf.to_container(loaded.config), label)
+    for override in defaults.config_overrides:
+        if not override.is_delete():
+            _mark(found, override.key_or_group, override.value(), f"override {override.input_line}")
+    return found
+
+
+def _mark(found: dict[str, str], under: str, value: Any, label: str) -> None:
+    """Note `label` for every value in `value`; a list or scalar replaces whatever stood at its path and below."""
+    if isinstance(value, dict) and value:
+        for key, part in cast(dict[str, Any], value).items():
+            _mark(found, f"{under}.{key}" if under else str(key), part, label)
+        return
+    for path in [path for path in found if path.startswith(f"{under}.")]:
+        del found[path]
+    for path, _ in flat(value, under) if isinstance(value, list) else [(under, value)]:
+        found[path] = label
+
+
+def _comment(loader: ConfigLoaderImpl, config: str) -> str:
+    """The first comment of a config file that says something (not `# @package`)."""
+    for source in loader.get_sources():
+        if source.is_config(config):
+            return next((line.lstrip("# ").strip() for line in _head(source, config) if line.startswith("#") and "@package" not in line), "")
+    return ""
+
+
+def _head(source: ConfigSource, config: str) -> list[str]:
+    name = f"{config}.yaml"
+    if source.scheme() == "file":
+        return (Path(source.path) / name).read_text(encoding="utf-8").splitlines()[:20]
+    if source.scheme() == "pkg":
+        return resources.files(source.path.replace("/", ".")).joinpath(name).read_text(encoding="utf-8").splitlines()[:20]
+    return []

@@ -1,0 +1,186 @@
+"""An experiment's identity: the part of its config that can change a result, and that part's hash. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+
+from samewise.runner.records.folder import read_json
+
+OUTSIDE = frozenset(
+    {
+        "name",
+        "run_root",
+        "device",  # recorded in the environment: the same experiment on another device is compared, not confused
+        "loader.num_workers",
+        "loader.prefetch_factor",
+        "loader.pin_memory",
+        "checkpoint",
+        "recipe.reads",  # how `predict` reads a user's file
+        "strategy.init_method",
+        "strategy.join_timeout_s",
+        "strategy.timeout_s",
+        "strategy.max_restarts",
+        "strategy.shrink",
+        "strategy.grace_s",
+        "trace",
+        "tracking",
+        "launcher",
+        "sweeper",
+        "debug",
+        "reproducibility.level",  # a name for the settings beside it
+        "reproducibility.other_environment",
+        "reproducibility.fill_uninitialized_memory",
+    }
+)
+"""Paths that cannot change a result."""
+
+HOST_KEYS = re.compile(r"(^|_)(root|dir|path)$|^download$")
+"""Keys of `dataset` that say where the data lie on this machine; what they hold is fingerprinted in the environment."""
+
+REPORTING = re.compile(r"^samewise\.runner\.callbacks\.(progress|throughput|learning_rate)\.")
+"""Callbacks that only report."""
+
+AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
+
+
+def fingerprint(cfg: DictConfig) -> str:
+    """The sha256 of `identity`, in hexadecimal (64 digits)."""
+    return fingerprint_of(cast(dict[str, Any], plain(cfg)))
+
+
+def fingerprint_of(whole: dict[str, Any]) -> str:
+    """The same of a config that `plain` has made plain."""
+    text = json.dumps(_identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved config less what cannot change a result and less this machine's paths. A value that is still missing is `???`."""
+    return _identity(cast(dict[str, Any], plain(cfg)))
+
+
+def _identity(whole: dict[str, Any]) -> dict[str, Any]:
+    strategy: Any = whole.get("strategy")
+    callbacks: Any = whole.get("callbacks")
+    initialise: Any = whole.get("initialise")
+    kept = cast(dict[str, Any], _without(whole, OUTSIDE))
+    if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("rank_invariant") is True:
+        del kept["strategy"]  # any number of ranks gives the same bits, by whatever means
+    if isinstance(callbacks, dict):
+        kept["callbacks"] = {name: call for name, call in cast(dict[str, Any], callbacks).items() if not _only_reports(call)}
+    if isinstance(kept.get("dataset"), dict):
+        kept["dataset"] = _without_host(kept["dataset"])
+    if isinstance(initialise, dict) and "weights" in initialise:
+        kept["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
+    _spell_out(kept)
+    if (taken_over := _content(kept.pop("resume_from", None))) is not None:
+        kept["resume_from"] = taken_over
+    return kept
+
+
+def _spell_out(kept: dict[str, Any]) -> None:
+    """Write down defaults that once were others, so that what an older version trained with those is another experiment."""
+    rules: Any = kept.get("param_groups")
+    for rule in (kept.get("initialise"), *(cast(dict[str, Any], rules).values() if isinstance(rules, dict) else ())):
+        if isinstance(rule, dict) and cast(dict[str, Any], rule).get("frozen"):
+            rule.setdefault("frozen_statistics", "freeze")
+    callbacks: Any = kept.get("callbacks")
+    for call in cast(dict[str, Any], callbacks).values() if isinstance(callbacks, dict) else ():
+        if isinstance(call, dict) and cast(dict[str, Any], call).get("_target_") == AVERAGE:
+            call.update({"decay": None, "every_steps": 1, "rescale": False} | call)
+
+
+def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Where two configs differ: (path, value in `a`, value in `b`), in order of path; `???` where one has no such key."""
+    left, right = (dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b))
+    return [
+        (path, left.get(path, "???"), right.get(path, "???"))
+        for path in sorted(left.keys() | right.keys())
+        if not _same(left.get(path, ...), right.get(path, ...))
+    ]
+
+
+def plain(node: Any) -> Any:
+    """A config as dicts, lists and scalars, interpolations resolved; what is missing, or leads to what is missing, is `???`.
+
+    An interpolation that leads nowhere stays as it is written: composing has told of it.
+    """
+    if isinstance(node, DictConfig | ListConfig) and node._is_none():  # pyright: ignore[reportPrivateUsage]
+        return None
+    if isinstance(node, DictConfig):
+        return {str(key): plain(_value(node, key)) for key in node}
+    if isinstance(node, ListConfig):
+        return [plain(_value(node, index)) for index in range(len(node))]
+    return node.value if isinstance(node, enum.Enum) else node
+
+
+def flat(node: Any, under: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value's path and value; an empty mapping or list is a value."""
+    items: Any = node.items() if isinstance(node, Mapping) else enumerate(cast(list[Any], node)) if isinstance(node, list) else ()
+    empty = True
+    for key, value in items:
+        empty = False
+        yield from flat(value, f"{under}.{key}" if under else str(key))
+    if empty and under:
+        yield under, cast(Any, node)
+
+
+def _value(node: DictConfig | ListConfig, key: Any) -> Any:
+    if node._get_node(key)._is_missing():  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
+        return "???"
+    try:
+        return node[key]
+    except InterpolationToMissingValueError:
+        return "???"
+    except OmegaConfBaseException:
+        return node._get_node(key)._value()  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def _without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> Any:
+    kept = dict[str, Any]()
+    for key, value in node.items():
+        path = f"{under}{key}"
+        if path in outside:
+            continue
+        kept[key] = _without(cast(dict[str, Any], value), outside, f"{path}.") if isinstance(value, dict) else value
+    return kept
+
+
+def _without_host(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_host(value) for key, value in cast(dict[str, Any], node).items() if not HOST_KEYS.search(key)}
+    if isinstance(node, list):
+        return [_without_host(value) for value in cast(list[Any], node)]
+    return node
+
+
+def _only_reports(callback: Any) -> bool:
+    return callback is None or (isinstance(callback, dict) and bool(REPORTING.match(str(cast(dict[str, Any], callback).get("_target_", "")))))
+
+
+def _content(weights: Any) -> Any:
+    """A file, or the folder of a checkpoint, by what is in it; anything else (the name of published weights, None) as it is."""
+    if not isinstance(weights, str):
+        return weights
+    path = Path(weights).expanduser()  # as whoever loads it finds it
+    manifest = path / "manifest.json"
+    if manifest.is_file():
+        return f"sha256:{read_json(manifest).get('sha256')}"
+    path = path / "state.pt" if path.is_dir() else path
+    if not path.is_file():
+        return weights
+    with open(path, "rb") as handle:
+        return f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}"
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -1,0 +1,278 @@
+"""What is wrong with overrides and config files, said for a person: all of it at once. `compose` calls this when Hydra has refused."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
+
+from samewise.runner.errors import Problem, nearest
+
+Load = Callable[[Sequence[str]], DictConfig]
+Groups = Mapping[str, Sequence[str]]
+
+FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError, OSError)
+"""What Hydra and OmegaConf raise over a wrong override or file."""
+
+
+def read(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
+    """The overrides that can be read and name one point, and a problem for each other one."""
+    parser = OverridesParser.create()
+    good, problems = list[Override](), list[Problem]()
+    for text in given:
+        try:
+            (override,) = parser.parse_overrides([text])
+        except (HydraException, ValueError) as error:
+            problems.append(unreadable(text, error))
+            continue
+        if override.is_sweep_override():
+            hint = f"for a list write {override.key_or_group}=[{override.get_value_string()}]"
+            problems.append(
+                Problem(override.key_or_group, "several values make a sweep; this command runs one experiment", override.get_value_string(), "one value", hint)
+            )
+        elif override.is_hydra_override() or override.key_or_group == "hydra":
+            problems.append(Problem(override.key_or_group, "Hydra's own settings have no effect here", hint="samewise uses Hydra to compose configs only"))
+        else:
+            good.append(override)
+    return good, problems
+
+
+def has_several_values(text: str) -> bool:
+    """Whether an override makes a sweep: `a=1,2`, `range(1,5)`, `choice(...)`, `glob(...)`, `interval(...)`."""
+    if not re.search(r"[,(]", text):
+        return False
+    try:
+        return OverridesParser.create().parse_override(text).is_sweep_override()
+    except (HydraException, ValueError):
+        return False
+
+
+def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictConfig | None, list[str], list[Problem]]:
+    """Find every override that is wrong, by trying them one by one.
+
+    Args:
+        given: The command line's overrides.
+        load: Composes a config from overrides, with Hydra.
+        groups: The choices of each group.
+
+    Returns:
+        The config that the faultless overrides give (None where a file is at fault even without any), those overrides, and the problems.
+    """
+    read_well, problems = read(given)
+    of_groups = [override for override in read_well if override.key_or_group in groups and not isinstance(override.value(), dict)]
+    of_values = [override for override in read_well if override not in of_groups]
+    chosen = list[str]()
+    for override in of_groups:
+        problem = _wrong_choice(override, groups)
+        if problem is None:
+            chosen.append(str(override.input_line))
+        else:
+            problems.append(problem)
+
+    cfg, good, refused = _most_of(chosen, load)
+    problems += refused
+    if cfg is None:
+        return None, [], problems
+    for override in of_values:
+        problem = _apply(override, cfg, groups)
+        if problem is None:
+            good.append(str(override.input_line))
+        else:
+            problems.append(problem)
+    return cfg, good, problems
+
+
+def unresolvable(cfg: DictConfig) -> list[Problem]:
+    """A problem for every interpolation that leads nowhere; one that leads to a missing value is the missing value's."""
+    found, names = list[Problem](), list(paths(cfg))
+    for path, raw, node in leaves(cfg):
+        try:
+            _ = node()
+        except (InterpolationToMissingValueError, MissingMandatoryValue):
+            continue
+        except OmegaConfBaseException as error:
+            wanted = re.search(r"'([^']+)' not found", str(error))
+            hint = close(wanted[1], [name for name in names if name != path]) if wanted else ""
+            found.append(Problem(path, "refers to what does not exist" if wanted else _first_line(error), raw, "the path of a value in this config", hint))
+        except Exception as error:  # a resolver's own: oc.decode of something that cannot be decoded
+            found.append(Problem(path, f"cannot be resolved: {_first_line(error)}", raw))
+    return found
+
+
+def close(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?`, or nothing where no name is near."""
+    hint = nearest(name, known)
+    return hint if hint.startswith("did you mean") else ""
+
+
+def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    """Each value's path, its unresolved content, and a function that resolves it."""
+    keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else [str(key) for key in cfg]
+    for key in keys:
+        node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)
+        path = f"{under}.{key}" if under else str(key)
+        if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):  # pyright: ignore[reportPrivateUsage]
+            yield from leaves(node, path)
+        else:
+            raw = node._value() if node is not None and not isinstance(node, list) else None  # pyright: ignore[reportPrivateUsage]
+            yield path, raw, lambda key=key: cfg[key]
+
+
+def paths(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[str]:
+    """The path of every value and of every mapping."""
+    seen = set[str]()
+    for path, _, _ in leaves(cfg):
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):
+            whole = ".".join(parts[:end])
+            if whole not in seen:
+                seen.add(whole)
+                yield whole
+
+
+def problem_in_file(error: BaseException) -> Problem:
+    """What is wrong in a config file."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark
+        where = f"{mark.name}:{mark.line + 1}" if mark else "a config file"
+        return Problem(where, f"is not valid YAML: {error.problem or error}", hint="check the indentation, and quote values that hold ': ' or '#'")
+    text = str(error)
+    file = re.match(r"In '([^']+)'", text)
+    where = f"{file[1]}.yaml" if file else ""
+    unknown = re.search(r"Key '([^']+)' (?:not in|is not in struct|in not in struct)", text)
+    key = re.search(r"full_key: (\S+)", text)
+    if unknown:
+        kind = re.search(r"reference_type=(?:Optional\[)?(\w+)|not in '(\w+)'", text)
+        fields = _fields_of(next((name for name in kind.groups() if name), "")) if kind else ()
+        return Problem(where, f"no such key: {key[1] if key else unknown[1]}", hint=nearest(unknown[1], fields))
+    message = _first_line(text.split("raised while composing config:\n", 1)[-1])
+    if key:
+        message = f"{key[1]}: {message}"
+    missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
+    if missing:
+        options = re.search(r"Available options in '[^']+':\n((?:\t.+\n?)+)", text)
+        known = [line.strip() for line in options[1].splitlines()] if options else []
+        return Problem(where, f"names {missing[1]}, which does not exist", hint=nearest(missing[1].rsplit("/", 1)[-1], known))
+    meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a group's choice for a place that has none: optimizer@optimizer.genrator=sgd
+    wrong = re.search(r"Could not override '([^']+)'", text)
+    return Problem(where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else "")
+
+
+def _most_of(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None, list[str], list[Problem]]:
+    """Compose with as many of the group choices as can be; a problem for each other one."""
+    try:
+        return load(chosen), list(chosen), []
+    except FAILURES as error:
+        whole = error
+    try:
+        cfg = load([])
+    except FAILURES as error:
+        return None, [], [problem_in_file(error)]
+    good, problems = list[str](), list[Problem]()
+    for text in chosen:
+        try:
+            cfg = load([*good, text])
+            good.append(text)
+        except FAILURES as error:
+            found = problem_in_file(error)
+            # Hydra lays what a chosen file overrides at the root's door
+            at_root = found.path in ("", "config.yaml")
+            problems.append(Problem(text, found.message, found.value, found.expected, found.hint) if at_root else found)
+    return cfg, good, problems or [problem_in_file(whole)]
+
+
+def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
+    group, value = override.key_or_group, override.value()
+    known = groups[group]
+    if override.is_delete():
+        return None
+    if value is None:
+        return Problem(group, "a choice is needed", value, "one of the group's choices", f"leave it out, or write ~{group} to take the whole group away")
+    for name in value if isinstance(value, list) else [value]:
+        if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
+            expected = f"one of: {', '.join(known)}" if len(known) <= 12 else f"a choice that `samewise list {group}` shows"
+            return Problem(group, "no such choice", name, expected, close(str(name), known))
+    return None
+
+
+def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | None:
+    """Apply one override to `cfg`, or say why it cannot be."""
+    key = override.key_or_group
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config([override], cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls, one at a time)
+        return None
+    except FAILURES as error:
+        cause = error.__cause__ or error
+        value = None if override.is_delete() else override.value()
+        if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
+            return Problem(key, "wrong type", value, _expected(cfg, key) or _first_line(cause))
+        known = list(paths(cfg))
+        if key in known:
+            return Problem(key, _first_line(error), value)
+        return Problem(key, "no such key", value if not override.is_delete() else ..., hint=_nearest_key(key, override, cfg, known, groups))
+
+
+def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[str], groups: Groups) -> str:
+    """The key that was meant: the same name elsewhere, else one that is spelled alike; else how to add it where adding is allowed."""
+    last = key.rsplit(".", 1)[-1]
+    same = [path for path in known if path.rsplit(".", 1)[-1] == last]
+    hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, [*known, *groups])
+    parent = key.rpartition(".")[0]
+    if parent and parent in known and not _typed(cfg, parent) and not override.is_delete():
+        hint += f"{' Or write' if hint else 'write'} +{override.input_line} to add it"
+    return hint or "`samewise show` lists the keys"
+
+
+def _typed(cfg: DictConfig, path: str) -> bool:
+    kind = OmegaConf.get_type(cfg, path)
+    return kind is not None and hasattr(kind, "__dataclass_fields__")
+
+
+def _expected(cfg: DictConfig, path: str) -> str:
+    """The type of a typed key, in words."""
+    parent, _, name = path.rpartition(".")
+    owner = OmegaConf.select(cfg, parent) if parent else cfg
+    if not isinstance(owner, DictConfig):
+        return ""
+    node = owner._get_node(name)  # pyright: ignore[reportPrivateUsage]
+    if node is None or isinstance(node, list):
+        return ""
+    kind = node._metadata.ref_type  # pyright: ignore[reportPrivateUsage]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        words = "one of: " + ", ".join(kind.__members__)
+    else:
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(
+            kind, getattr(kind, "__name__", str(kind)) if not get_args(kind) else str(kind)
+        )
+        if hasattr(kind, "__dataclass_fields__"):
+            words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
+    return words + (" or null" if node._metadata.optional else "")  # pyright: ignore[reportPrivateUsage]
+
+
+def unreadable(text: str, error: Exception) -> Problem:
+    """What is wrong with an override that Hydra's grammar does not take."""
+    key, sign, _ = text.partition("=")
+    if not sign and not text.startswith("~"):
+        return Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if re.fullmatch(r"\w+", text) else "")
+    return Problem(key, f"cannot be read: {_first_line(error)}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
+
+
+def _fields_of(name: str) -> Sequence[str]:
+    from samewise.runner.config import schema
+
+    return tuple(getattr(getattr(schema, name, None), "__dataclass_fields__", ()))
+
+
+def _first_line(error: object) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,95 @@
+"""Runs on disk: found by folder, fingerprint or MLflow run id; their configs, with values overridden. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from samewise.runner.config import compose
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import differences, plain
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.records.folder import RunFolder, read_json
+
+
+def find(name: str, *, run_root: Path) -> RunFolder:
+    """The run called `name`: its folder, the start of its fingerprint, or its MLflow run id.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    given = Path(name)
+    if (given / "config.yaml").is_file():
+        return RunFolder(given)
+    matching = [run for run in below(run_root) if run.path.name.startswith(name) or name in (_mlflow_id(run), f"{run.path.parent.name}/{run.path.name}")]
+    if not matching:
+        matching = [run for run in below(run_root) if run.path.parent.name == name]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in matching[:5])
+        raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more of it: {names}"))
+    known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
+    expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
+    raise ConfigError(Problem("RUN", f"no run of that name in {run_root}", name, expected, nearest(name, known)))
+
+
+def below(run_root: Path) -> Iterator[RunFolder]:
+    """All runs in a run root."""
+    for config in sorted(run_root.glob("*/*/config.yaml")):
+        yield RunFolder(config.parent)
+
+
+def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
+    """A run's saved config, with values of it overridden (`seed=1`, `loader.num_workers=2`).
+
+    Raises:
+        ConfigError: an override names no key of the config, or its value does not fit.
+    """
+    saved = compose.load(folder.config)
+    cfg: Any = saved.cfg
+    problems: list[Problem] = []
+    for override in overrides:
+        key, separator, _ = override.partition("=")
+        try:
+            given = OmegaConf.from_dotlist([override])
+            if not separator or OmegaConf.select(cfg, key, default=_ABSENT) is _ABSENT:
+                problems.append(Problem(key, "no such key in the run's config", override, hint=nearest(key, _keys(cfg))))
+                continue
+            if isinstance(OmegaConf.select(cfg, key), DictConfig) and not isinstance(OmegaConf.select(given, key), DictConfig):
+                problems.append(Problem(key, "is a group of the run's config; only values can be overridden", override, f"{key}.NAME=VALUE"))
+                continue
+            cfg = OmegaConf.merge(cfg, given)
+        except OmegaConfBaseException as error:
+            problems.append(Problem(key, first_line(error), override))
+    if problems:
+        raise ConfigError(*problems)
+    return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides))
+
+
+def answers(folder: RunFolder, cfg: DictConfig) -> bool:
+    """Whether a finished run of the same fingerprint is what `cfg` asks for: data in the same places, and no other device asked for by name."""
+    device = (read_json(folder.environment) or {}).get("device", {}).get("kind")
+    same_data = differences({"dataset": plain(compose.load(folder.config).cfg.dataset)}, {"dataset": plain(cfg.dataset)}) == []
+    return same_data and str(cfg.device) in ("auto", device)
+
+
+_ABSENT = object()
+
+
+def _keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in cfg:
+        yield f"{prefix}{name}"
+        value = None if OmegaConf.is_missing(cfg, name) else cfg._get_node(name)  # pyright: ignore[reportPrivateUsage, reportArgumentType] (interpolations stay unresolved)
+        if isinstance(value, DictConfig) and not value._is_none():  # pyright: ignore[reportPrivateUsage]
+            yield from _keys(value, f"{prefix}{name}.")
+
+
+def _mlflow_id(run: RunFolder) -> str | None:
+    progress = read_json(run.tracking)
+    return progress.get("run_id") if isinstance(progress, dict) else None

@@ -1,0 +1,94 @@
+"""One run of a sweep, in a process of its own, wherever a launcher has brought it.
+
+    python -m samewise.runner.launchers.job SWEEP NUMBER
+
+It trains the point's config as it was written when the sweep was made, and leaves word in the sweep's folder: when and where it began, and how it ended.
+Exit codes are those of `samewise train`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from samewise.runner.errors import Interrupted, PeerFailed, Problem
+from samewise.runner.launchers.parent import end_with_parent
+from samewise.runner.launchers.snapshot import PROJECT
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.sweep_folder import SweepFolder
+
+LOCAL = "SAMEWISE_ENDS_WITH_LAUNCHER"
+"""A variable that has a job save and stop when the process dies that started it."""
+_PATIENCE_S = 120.0
+
+
+def main(sweep: Path, number: int) -> int:
+    """Train a point of a sweep; nothing is trained where its run is done."""
+    from samewise.runner import cli
+    from samewise.runner.config import compose, project
+
+    folder = SweepFolder(sweep)
+    alone = int(os.environ.get("RANK", "0")) == 0
+    if os.environ.pop(LOCAL, ""):
+        end_with_parent(signal.SIGTERM)
+    if alone:
+        _begin(folder, number)
+    code, said = 1, ""
+    try:
+        for early in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(early, _stopped)
+        facts, code_at = folder.facts, os.environ.get(PROJECT)
+        configs = [Path(one) for one in facts["configs"] if Path(one).is_dir() and not code_at]
+        found = project.find(Path(code_at or facts["root"]), packages=facts["packages"], configs=configs)
+        composed = dataclasses.replace(compose.load(folder.config(number)), project=found, overrides=tuple(folder.points()[number].overrides))
+        if alone:
+            _wait_for(composed.folder)
+        code = cli.train_composed(composed)
+    except BaseException as error:
+        code, said = cli.told(error)
+        if code == 1:
+            traceback.print_exc()
+        if not isinstance(error, PeerFailed) or not error.is_told:
+            print(said, file=sys.stderr)
+    finally:
+        if alone and folder.word(number).get("pid") == os.getpid():  # else a launcher that came later has started it again
+            folder.note(number, ended=time.time(), exit_code=code, said=said or None)
+    return code
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    """Asked to stop before training has begun."""
+    raise Interrupted(Problem("", f"stopped by {signal.Signals(number).name} before training began", hint="the same command goes on"))
+
+
+def _wait_for(run: RunFolder) -> None:
+    """Wait until nobody writes the run: a job of an earlier launcher may still be saving, or another point be the same experiment."""
+    try:
+        with open(run.path / ".lock") as handle:
+            until = time.monotonic() + _PATIENCE_S
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return
+                except OSError:
+                    time.sleep(0.2)
+    except FileNotFoundError:
+        return
+
+
+def _begin(folder: SweepFolder, number: int) -> None:
+    """Leave word that the job is here; what an earlier try came to is forgotten."""
+    tries = folder.word(number).get("tries", 0) + 1
+    folder.note(number, began=time.time(), host=socket.gethostname(), pid=os.getpid(), tries=tries, ended=None, exit_code=None, said=None, reason=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,302 @@
+"""The other ranks of a run, and what is said among them besides gradients: small values, and who is missing."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import contextvars
+import json
+import os
+import pickle
+import re
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, first_line
+from samewise.runner.processes.meeting import announce, awaited, failed, meeting_point
+from samewise.runner.training.launch import is_rank
+
+_pretending = contextvars.ContextVar("pretending", default=False)
+
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # pyright: ignore[reportDeprecated]
+"""(out, mine): everyone's tensor, one after the other. The newer name, where torch has it."""
+
+
+class Peers(abc.ABC):
+    """All ranks of a run, this one among them."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+
+    @abc.abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of the ranks. All ranks must call it."""
+
+    @abc.abstractmethod
+    def first(self, make: Callable[[], Any]) -> Any:
+        """What rank 0 makes, on every rank; what it raises there ends all of them. All ranks must call it."""
+
+    def explained(self, error: BaseException, *, step: int) -> BaseException:
+        """The error, or what it comes from where it tells of another rank. `step` counts from 1."""
+        return error
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the others that this rank fails, and hang up, so that none waits for it."""
+
+    def leave(self) -> None:
+        """Wait for the others, then hang up."""
+
+
+@final
+class Alone(Peers):
+    """There are no others."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def first(self, make: Callable[[], Any]) -> Any:
+        return make()
+
+
+class Processes(Peers):
+    """The ranks of a torch.distributed process group.
+
+    Args:
+        store: Where they met.
+        rank: This one's number.
+        size: How many there are.
+        local_rank: This one's number on its machine.
+        timeout_s: Seconds that a collective may take.
+    """
+
+    ROOM = 1024
+    """Bytes of a rank's message that go out in one collective; longer ones take a second."""
+
+    PATIENCE_S = 4.0
+    """How long ranks that have waited in vain wait for each other's word of it."""
+
+    def __init__(self, store: Any, *, rank: int, size: int, local_rank: int, timeout_s: float) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self._store = store
+        self._timeout_s = timeout_s
+        self._over = False
+        self.doing = "starting"
+        """What this rank last began to exchange, for messages."""
+
+    def gather(self, value: Any) -> list[Any]:
+        self.doing = "exchanging small values"
+        said = pickle.dumps(value)
+        messages = self._gathered(said, self.ROOM)
+        longest = max(length for length, _ in messages)
+        if longest > self.ROOM - 8:
+            messages = self._gathered(said, -(-longest // 8) * 8 + 8)
+        return [pickle.loads(body) for _, body in messages]
+
+    def _gathered(self, said: bytes, room: int) -> list[tuple[int, bytes]]:
+        mine, everyone = torch.zeros(room, dtype=torch.uint8), torch.empty(self.size * room, dtype=torch.uint8)
+        mine[:8].view(torch.int64)[0] = len(said)
+        if len(said) <= room - 8:
+            mine[8 : 8 + len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        all_gather(everyone, mine)
+        rows = everyone.view(self.size, room)
+        lengths = [int(row[:8].view(torch.int64)[0]) for row in rows]
+        return [(length, row[8 : 8 + length].numpy().tobytes()) for length, row in zip(lengths, rows, strict=True)]
+
+    def first(self, make: Callable[[], Any]) -> Any:
+        outcome: tuple[bool, Any] = (False, None)
+        raised: BaseException | None = None
+        if self.rank == 0:
+            try:
+                outcome = (True, make())
+            except BaseException as error:
+                announce(error)
+                outcome, raised = (False, f"{type(error).__name__}: {error}"), error
+        self.doing = "hearing from rank 0"
+        done, value = self._from_rank_0(outcome)
+        if raised:
+            raise raised
+        if not done:
+            raise PeerFailed(Problem(f"rank {self.rank}", f"stopped, because rank 0 did: {value}"))
+        return value
+
+    def _from_rank_0(self, value: Any) -> Any:
+        said = pickle.dumps(value) if self.rank == 0 else b""
+        length = torch.tensor([len(said)])
+        dist.broadcast(length, 0)
+        body = torch.frombuffer(bytearray(said), dtype=torch.uint8) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(body, 0)
+        return value if self.rank == 0 else pickle.loads(body.numpy().tobytes())
+
+    def explained(self, error: BaseException, *, step: int) -> BaseException:
+        if isinstance(error, SamewiseError) or not isinstance(error, RuntimeError) or not _CONNECTION.search(str(error)):
+            return error
+        if _TIMEOUT.search(str(error)) and not failed(self._store):
+            return self._waited_in_vain(step)
+        culprit = failed(self._store, wait_s=2.0)
+        if culprit:
+            return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
+        hint = "the same command goes on from the last checkpoint"
+        return PeerFailed(Problem(f"rank {self.rank}", f"lost another rank while {self.doing} at step {step}", hint=hint), is_told=False)
+
+    def _waited_in_vain(self, step: int) -> SamewiseError:
+        """Every rank that has waited too long leaves word of where; those that leave none are the ones waited for."""
+        keys = [f"waited/{number}" for number in range(self.size)]
+        mine, end = f"{self.doing} at step {step}{_collective()}", time.monotonic() + self.PATIENCE_S
+        try:
+            self._store.set_timeout(timedelta(seconds=self.PATIENCE_S))
+            self._store.set(keys[self.rank], mine)
+            while (absent := [key for key in keys if not self._store.check([key])]) and time.monotonic() < end:
+                if culprit := failed(self._store):
+                    return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
+                time.sleep(0.05)
+            words = {number: self._store.get(key).decode() for number, key in enumerate(keys) if key not in absent}
+        except RuntimeError:  # the process that keeps the store does not answer either
+            absent, words = [keys[0]], {self.rank: mine}
+        missing = [number for number, key in enumerate(keys) if key in absent]
+        waited = "; ".join(f"{_ranks(numbers)} waited {self._timeout_s:g} s while {word}" for word, numbers in _by_word(words).items())
+        hint = "strategy.timeout_s sets how long to wait"
+        if missing:
+            return TrainingError(Problem(_ranks(missing), f"did not come: {waited}", hint=f"it hangs, or is slower than the rest: look at its log; {hint}"))
+        return TrainingError(Problem(_ranks(list(words)), f"wait for each other: {waited}", hint=hint))
+
+    def abandon(self, error: BaseException) -> None:
+        if self._over:
+            return
+        self._over = True
+        announce(error)
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    def leave(self) -> None:
+        if self._over:
+            return
+        with contextlib.suppress(RuntimeError):
+            self.gather(None)
+            dist.destroy_process_group()
+        self._over = True
+
+
+@final
+class Pretended(Processes):
+    """Ranks of which only this one is there, in torch's fake process group: a collective leaves tensors as they are. To check a set-up, not to train."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def first(self, make: Callable[[], Any]) -> Any:
+        return make()
+
+    def explained(self, error: BaseException, *, step: int) -> BaseException:
+        return error
+
+    def abandon(self, error: BaseException) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def pretended(rank: int, size: int) -> Generator[None]:
+    """Within, this process is one of so many ranks; `join` then gives `Pretended`, and nobody looks for their devices."""
+    given = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
+    before = {name: os.environ.get(name) for name in (*given, "LOCAL_WORLD_SIZE")}
+    os.environ.update(given)
+    os.environ.pop("LOCAL_WORLD_SIZE", None)
+    _pretending.set(True)
+    try:
+        yield
+    finally:
+        _pretending.set(False)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def is_pretended() -> bool:
+    """Whether this is inside `pretended`."""
+    return _pretending.get()
+
+
+def _by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number, word in words.items():
+        found.setdefault(word, []).append(number)
+    return found
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """`rank 0`, or `ranks 0, 1 and 3`."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _collective() -> str:
+    """What torch's flight recorder has as the last collective that this process began, in brackets; nothing where it records none."""
+    with contextlib.suppress(Exception):  # private, and of a form of its own in each version: for a message alone
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # pyright: ignore
+
+        entries = json.loads(_dump_fr_trace_json())["entries"]
+        last = max(entries, key=lambda entry: entry["record_id"])
+        return f" ({last['profiling_name']}, the {last['collective_seq_id']}th collective of this process)"
+    return ""
+
+
+_CONNECTION = re.compile(r"gloo|pair closure|NCCL|RPC|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|TCPStore|DistStore")
+_TIMEOUT = re.compile(r"Timed out waiting|timeout caused pair closure|timed out|Watchdog caught collective")
+
+
+def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None = None) -> Peers:
+    """Meet the other ranks and make the process group.
+
+    Args:
+        backend: For tensors on the run's device: gloo, nccl or mpi. What lies on the CPU goes over gloo, but under mpi.
+        join_timeout_s: Seconds to wait for all ranks to arrive.
+        timeout_s: Seconds that a collective may take.
+        init_method: As in `meeting_point`.
+
+    Raises:
+        ConfigError: some do not come, named; or the backend is not there.
+    """
+    if not is_rank():
+        return Alone()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if is_pretended():
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        return Pretended(None, rank=rank, size=size, local_rank=0, timeout_s=timeout_s)
+    store = meeting_point(join_timeout_s, init_method)
+    store.set(f"joined/{rank}", "")
+    expected = [f"joined/{number}" for number in range(size)]
+    missing = awaited(store, expected, join_timeout_s)
+    if missing:
+        numbers = ", ".join(str(expected.index(key)) for key in missing)
+        raise ConfigError(
+            Problem(
+                "strategy.join_timeout_s",
+                f"rank {numbers} of {size} did not join within {join_timeout_s:g} s",
+                expected=f"ranks 0 to {size - 1}",
+                hint="start as many as WORLD_SIZE says, all with one MASTER_ADDR and MASTER_PORT",
+            )
+        )
+    if not dist.is_initialized():
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")  # torch's flight recorder, so that a message can name the collective
+        try:
+            dist.init_process_group(
+                f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(Problem("strategy.backend", first_line(error), backend, "gloo, or nccl with CUDA")) from error
+    return Processes(store, rank=rank, size=size, local_rank=int(os.environ.get("LOCAL_RANK", rank)), timeout_s=timeout_s)

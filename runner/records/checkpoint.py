@@ -1,0 +1,356 @@
+"""Checkpoints: named tensors and plain values, hashed, complete or absent, and loaded without running anything.
+
+    checkpoints/step-00000040/state.pt         torch.save of tensors and plain values; loaded with weights_only=True
+    checkpoints/step-00000040/manifest.json    step, sha256 of state.pt, digest of the weights, metrics
+    checkpoints/step-00000040/shards/          with checkpoint.sharded, the tensors that the processes held in shards (`shards`)
+    checkpoints/latest, checkpoints/best       links to folders, replaced atomically
+
+A folder is written under another name, synced and renamed, so one that has its name is whole; what the disk did to it afterwards the hash tells.
+A damaged one is renamed, and none is removed because it could not be read.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import hashlib
+import math
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samewise.runner.errors import CheckpointError, DamagedCheckpoint, Problem, SamewiseError, TrainingError, first_line
+from samewise.runner.records import shards
+from samewise.runner.records.digest import state_digest
+from samewise.runner.records.folder import fsync_folder, read_json, set_aside, write_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint on disk."""
+
+    path: Path
+    step: int
+    metrics: Mapping[str, float] | None
+    """None where they cannot be read."""
+
+    @property
+    def state_file(self) -> Path:
+        return self.path / "state.pt"
+
+
+class Checkpoints:
+    """Writes, prunes and reads the checkpoints of one run.
+
+    Args:
+        folder: `checkpoints/` of the run.
+        keep_last: How many of the newest to keep.
+        keep_best: How many of the best to keep.
+        keep_every_steps: Keep for good each whose step is a multiple of this.
+        monitor: The metric that says which is best.
+        mode: "min" or "max".
+        background: Write in a thread.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int, keep_best: int, keep_every_steps: int | None, monitor: str, mode: str, background: bool) -> None:
+        self._folder = folder
+        self._keep_last = max(keep_last, 1)
+        self._keep_best = keep_best
+        self._keep_every = keep_every_steps
+        self._monitor = monitor
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._background = background
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def shards_folder(self, step: int) -> Path:
+        """Where the processes are to write their shards of the next checkpoint before `save`: a new folder.
+
+        Raises:
+            TrainingError: the checkpoint before it could not be written.
+        """
+        self.wait()
+        folder = self._shards(step)
+        shutil.rmtree(folder, ignore_errors=True)
+        self._folder.mkdir(exist_ok=True)
+        folder.mkdir()
+        return folder
+
+    def _shards(self, step: int) -> Path:
+        return self._folder / f".step-{step:08d}.shards.tmp"
+
+    def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Write a checkpoint; in the background the state is copied first, so training may go on at once.
+
+        Args:
+            step: Where it was taken.
+            state: Named tensors and plain values; with `shards`, the SHA-256 of each file in `shards_folder`, it lacks the tensors that are there.
+            metrics: Of an evaluation at that step.
+
+        Raises:
+            TrainingError: this one, or the one before it, could not be written.
+        """
+        self.wait()
+        state = copied(state) if self._background else state
+        if not self._background:
+            self._write(step, state, metrics)
+            return
+        self._thread = threading.Thread(target=self._write_and_remember, args=(step, state, dict(metrics)), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the checkpoint being written is on disk.
+
+        Raises:
+            TrainingError: it could not be written.
+        """
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error:
+            raise error
+
+    def _write_and_remember(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        try:
+            self._write(step, state, metrics)
+        except BaseException as error:  # raised again in the main thread by `wait`
+            self._error = error
+
+    def _write(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        final = self._folder / f"step-{step:08d}"
+        temporary = self._folder / f".step-{step:08d}.{os.getpid()}.tmp"
+        try:
+            self._folder.mkdir(exist_ok=True)  # but not the run's folder: where that is gone, it is not made anew for a half of the run
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            torch.save({"format": FORMAT, **state}, temporary / "state.pt")
+            with open(temporary / "state.pt", "rb") as handle:
+                sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+                os.fsync(handle.fileno())
+            weights = None if "shards" in state else f"{state_digest(state['model']):016x}"
+            if "shards" in state:
+                os.replace(self._shards(step), temporary / shards.FOLDER)
+            write_json(temporary / "manifest.json", {"format": FORMAT, "step": step, "sha256": sha256, "weights": weights, "metrics": dict(metrics)})
+            before = set_aside(final, "replaced") if os.path.lexists(final) else None
+            os.replace(temporary, final)
+            fsync_folder(self._folder)
+            if before:
+                shutil.rmtree(before, ignore_errors=True)
+            self._link("latest", final)
+            self._prune()
+        except (OSError, RuntimeError, SamewiseError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+            if isinstance(error, RuntimeError) and _disk_is_full(self._folder):  # torch.save says only that its stream failed
+                reason = os.strerror(errno.ENOSPC)
+            raise TrainingError(
+                Problem(str(final), f"the checkpoint cannot be written: {reason}", hint="free some space, then give the same command again: it resumes")
+            ) from error
+
+    def _link(self, name: str, target: Path) -> None:
+        temporary = self._folder / f".{name}.{os.getpid()}.tmp"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target.name)
+        os.replace(temporary, self._folder / name)
+
+    def _prune(self) -> None:
+        kept = found(self._folder)
+        best = self._best_first(kept)
+        if best:
+            self._link("best", best[0].path)
+        wanted = {*(one.step for one in kept[-self._keep_last :]), *(one.step for one in best[: self._keep_best])}
+        for one in kept:
+            known = one.metrics is not None  # else it may be the best
+            if known and one.step not in wanted and not (self._keep_every and one.step % self._keep_every == 0):
+                shutil.rmtree(one.path, ignore_errors=True)
+
+    def _best_first(self, kept: list[Kept]) -> list[Kept]:
+        scored = [(self._sign * one.metrics[self._monitor], one) for one in kept if one.metrics and self._monitor in one.metrics]
+        return [one for _, one in sorted(scored, key=lambda entry: (math.inf if math.isnan(entry[0]) else entry[0], math.isnan(entry[0]), entry[1].step))]
+
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Rename what lies beyond `step`: damaged ones, when an older one is resumed from. Leftovers of interrupted writes are removed.
+
+        Returns:
+            Where they are now.
+        """
+        for leftover in self._folder.glob(".step-*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return [set_aside(one.path, "damaged") for one in found(self._folder) if one.step > step]
+
+
+def _disk_is_full(folder: Path) -> bool:
+    """Whether a checkpoint's worth of bytes cannot be written: asked once torch.save has failed and its part of a file is gone."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, 64 * 2**20)
+    except OSError as error:
+        return error.errno == errno.ENOSPC
+    return False
+
+
+def found(folder: Path) -> list[Kept]:
+    """The checkpoints in a folder, by step. Whether they are sound only `load` tells. What has another name than a checkpoint is none."""
+    steps = ((int(match[1]), path) for path in folder.glob("step-*") if (match := re.fullmatch(r"step-(\d{8,})", path.name)))
+    return [Kept(path, step, _metrics(path)) for step, path in sorted(steps)]
+
+
+def named(folder: Path, which: str) -> Kept:
+    """The checkpoint in a folder that `best`, `last` or a step names; the last where none is called best.
+
+    Raises:
+        CheckpointError: there is none, or no such one.
+    """
+    kept = found(folder)
+    if not kept:
+        raise CheckpointError(Problem(str(folder.parent), "the run has no checkpoint yet"))
+    if which == "last":
+        return kept[-1]
+    if which == "best":
+        link = folder / "best"
+        return next((one for one in kept if link.exists() and one.path.samefile(link)), kept[-1])
+    match = [one for one in kept if str(one.step) == which]
+    if not match:
+        steps = ", ".join(str(one.step) for one in kept)
+        raise CheckpointError(Problem("--checkpoint", "there is no such checkpoint", which, f"best, last, or one of {steps}"))
+    return match[0]
+
+
+def _metrics(path: Path) -> Mapping[str, float] | None:
+    try:
+        return _manifest(path).get("metrics", {})
+    except (CheckpointError, OSError):
+        return None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = read_json(path / "manifest.json")
+    except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json"))
+    _require_format(path, manifest)
+    return manifest
+
+
+def _require_format(path: Path, written: Mapping[str, Any]) -> None:
+    if written.get("format") != FORMAT:
+        hint = "load it with the samewise that wrote it, or a newer one"
+        raise CheckpointError(Problem(str(path), "the checkpoint has another format", written.get("format"), str(FORMAT), hint))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint's folder, on the CPU, less the tensors that were written in shards: those `filled` adds.
+
+    Raises:
+        DamagedCheckpoint: it is incomplete, cut short or altered.
+        CheckpointError: it cannot be read now: the disk fails, there is too little memory, its format is another.
+    """
+    try:
+        return _read(path)
+    except SamewiseError:
+        raise
+    except FileNotFoundError:
+        raise DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json")) from None
+    except Exception as error:
+        hint = "its bytes may be whole: see to storage and memory, and to the version of torch, and try again"
+        raise CheckpointError(Problem(str(path), f"the checkpoint cannot be read: {first_line(error)}", hint=hint)) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    written = str(_manifest(path).get("sha256"))
+    sha256 = shards.sha256(path / "state.pt")
+    if sha256 != written:
+        raise DamagedCheckpoint(
+            Problem(
+                str(path),
+                "the checkpoint was cut short or altered since it was written",
+                f"sha256 {sha256[:16]}...",
+                f"sha256 {written[:16]}...",
+                "`samewise train` goes on from the newest sound one; `eval` and `predict` take another by --checkpoint last, or a step",
+            )
+        )
+    state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+    _require_format(path, state)
+    for name, digest in state.get("shards", {}).items():
+        shard = path / shards.FOLDER / name
+        if not shard.exists() or shards.sha256(shard) != digest:
+            raise DamagedCheckpoint(Problem(str(shard), "is missing, or was altered since it was written", expected=f"sha256 {digest[:16]}..."))
+    return state
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint's folder, on the CPU.
+
+    Raises:
+        DamagedCheckpoint: it is incomplete, cut short or altered.
+        CheckpointError: it cannot be read now.
+    """
+    return filled(read(path), path)
+
+
+def filled(state: dict[str, Any], path: Path, empty: Callable[[list[int], torch.dtype], Tensor] | None = None) -> dict[str, Any]:
+    """What `read` gave, with the tensors that were written in shards; `empty` makes each, or this process's shard of it.
+
+    Raises:
+        CheckpointError: the shards cannot be read.
+    """
+    if "shards" not in state:
+        return state
+    try:
+        return shards.filled(state, path / shards.FOLDER, empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
+    except Exception as error:
+        raise CheckpointError(Problem(str(path / shards.FOLDER), f"the shards cannot be read: {first_line(error)}")) from error
+
+
+def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load) -> tuple[Kept | None, dict[str, Any], list[Problem]]:
+    """(checkpoint, its state, what was wrong with newer ones); (None, {}, []) where there is none at all.
+
+    Only damage is a reason to take an older one: what cannot be read now may be read later.
+
+    Raises:
+        CheckpointError: none is sound, or one that is newer than the newest sound one cannot be read and is not damaged.
+    """
+    problems, refused, older = list[Problem](), False, ""
+    for one in reversed(found(folder)):
+        try:
+            state = reader(one.path)
+        except DamagedCheckpoint as error:
+            problems += (replace(problem, hint="") for problem in error.problems)
+            continue
+        except CheckpointError as error:
+            problems += error.problems
+            refused = True
+            continue
+        if not refused:
+            return one, state, problems
+        older = f"; {one.path.name} can be read: to go on from there, move newer ones elsewhere"
+        break
+    if problems:
+        hint = f"see to storage, memory and the version of samewise, then give the same command again{older}; or begin anew with another name="
+        raise CheckpointError(*problems, Problem(str(folder), "no checkpoint to go on from; nothing has been deleted", hint=hint))
+    return None, {}, []
+
+
+def copied(value: Any) -> Any:
+    """A copy on the CPU that later steps will not touch."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {name: copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(copied(item) for item in value)
+    return copy.copy(value)

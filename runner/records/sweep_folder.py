@@ -1,0 +1,232 @@
+"""A sweep's folder: what was asked for, its points, and what each job has left word of. Imports neither torch nor mlflow.
+
+RUN_ROOT/sweeps/ID/
+  sweep.json        what was asked for: the command's overrides, the sweeper, the launcher, what is better
+  points.jsonl      one line a point, in the order of trying
+  configs/0007.yaml the point's resolved config
+  jobs/0007.json    when the job began, where, and how it ended
+  logs/0007.log     what it printed
+  report/           tables and plots
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records.folder import RunFolder, read_json, write_json
+
+HOME = "sweeps"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep.
+
+    Args:
+        number: Counts from 0, in the order of trying.
+        setting: The setting's number; its points differ by their seed.
+        seed: The seed, where seeds vary; else None.
+        values: The value of each dimension, by its key.
+        overrides: The whole command line of this run.
+        name: The experiment's.
+        fingerprint: The experiment's; two points may have the same, and then are one run.
+        folder: The run's folder.
+        monitor: The experiment's `evaluate.monitor`.
+        mode: Its `evaluate.mode`.
+        needs: What its job needs: `threads`, `processes`, `wants_gpu`, `spread` as in `launchers.base.Job`; `variables`, set before torch is imported.
+    """
+
+    number: int
+    setting: int
+    seed: str | None
+    values: Mapping[str, str]
+    overrides: Sequence[str]
+    name: str
+    fingerprint: str
+    folder: str
+    monitor: str
+    mode: str
+    needs: Mapping[str, Any]
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(Path(self.folder))
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others: `lr=0.1 weight_decay=0 seed=2`, each key by its last part."""
+        return label(self.values, self.seed)
+
+
+def label(values: Mapping[str, str], seed: str | None = None) -> str:
+    """A setting in a few words: each key by as much of its end as tells it from the others."""
+    keys = [key.lstrip("+~") for key in values]
+    ends = [key.rsplit(".", 1)[-1] for key in keys]
+    shown = [key if ends.count(end) > 1 else end for key, end in zip(keys, ends, strict=True)]
+    words = [f"{key}={short(value)}" for key, value in zip(shown, values.values(), strict=True)]
+    return " ".join([*words, *([f"seed={seed}"] if seed is not None else [])]) or "as it is"
+
+
+def short(value: str) -> str:
+    """A number drawn from an interval in four digits; anything else as it is written."""
+    if not re.fullmatch(r"-?\d+\.\d{7,}(e[-+]?\d+)?", value):
+        return value
+    return f"{float(value):.4g}"
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """Where a sweep is kept."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """`sweep.json`; empty where there is none yet."""
+        return cast(dict[str, Any], read_json(self.path / "sweep.json") or {})
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Write `sweep.json`, and make the folder."""
+        for name in ("configs", "jobs", "logs"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "sweep.json", dict(facts))
+
+    def discard(self, *, root: bool = False) -> None:
+        """Leave nothing of a sweep of which nothing has been started.
+
+        Args:
+            root: Nor of the folder of all runs, which was made for it.
+        """
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # others are there
+            self.path.parent.rmdir()
+            if root:
+                self.path.parent.parent.rmdir()
+
+    def points(self) -> list[Point]:
+        """All points so far; a line that was cut off by a crash is none.
+
+        Raises:
+            ConfigError: a line is lost: its point's number would be given to another.
+        """
+        found = list[Point]()
+        file = self.path / "points.jsonl"
+        try:
+            lines = file.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        for line in lines:
+            try:
+                found.append(Point(**json.loads(line)))
+            except (ValueError, TypeError):
+                continue
+        lost = next((number for number, point in enumerate(found) if point.number != number), None)
+        if lost is not None:
+            hint = "restore the file from a copy, or begin another sweep: runs that are done are not trained again"
+            raise ConfigError(Problem(str(file), f"the line of point {lost} is damaged or missing", hint=hint))
+        return found
+
+    def add_points(self, points: Sequence[Point]) -> None:
+        """Write further points down, durably."""
+        if not points:
+            return
+        with open(self.path / "points.jsonl", "ab+") as handle:
+            handle.seek(0, os.SEEK_END)
+            if handle.tell():
+                handle.seek(-1, os.SEEK_END)
+                torn = handle.read(1) != b"\n"
+            else:
+                torn = False
+            text = "".join(json.dumps(asdict(point)) + "\n" for point in points)
+            handle.write((("\n" if torn else "") + text).encode())
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def config(self, number: int) -> Path:
+        return self.path / "configs" / f"{number:04d}.yaml"
+
+    def log(self, number: int) -> Path:
+        return self.path / "logs" / f"{number:04d}.log"
+
+    def word(self, number: int) -> dict[str, Any]:
+        """What a job has left word of, and what its launcher noted; empty where it was never started."""
+        try:
+            return cast(dict[str, Any], read_json(self.path / "jobs" / f"{number:04d}.json") or {})
+        except json.JSONDecodeError:
+            return {}
+
+    def note(self, number: int, **facts: Any) -> None:
+        """Add to the word of a job; a fact that is None is taken away."""
+        kept = {**self.word(number), **facts}
+        write_json(self.path / "jobs" / f"{number:04d}.json", {name: value for name, value in kept.items() if value is not None})
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Hold the sweep, as the one process that starts its jobs; the lock goes with the process, however it ends.
+
+        Raises:
+            ConfigError: another process holds it.
+        """
+        with open(self.path / ".lock", "a+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                handle.seek(0)
+                holder = handle.read().strip() or "another process"
+                hint = f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep --cancel {self.path}` stops it"
+                raise ConfigError(Problem(str(self.path), f"this sweep is being run by {holder}", hint=hint)) from None
+            handle.truncate(0)
+            handle.write(f"process {os.getpid()} on {socket.gethostname()}")
+            handle.flush()
+            yield
+
+    def holder(self) -> tuple[int, str] | None:
+        """The process that runs the sweep, and its machine; None where there is none."""
+        try:
+            with open(self.path / ".lock") as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return None
+        except FileNotFoundError:
+            return None
+        except OSError:
+            words = (self.path / ".lock").read_text().split()
+            return (int(words[1]), words[3]) if len(words) == 4 else None
+
+
+def below(run_root: Path) -> Iterator[SweepFolder]:
+    """All sweeps in a run root, the newest last."""
+    files = sorted((run_root / HOME).glob("*/sweep.json"), key=lambda file: file.stat().st_mtime)
+    return (SweepFolder(file.parent) for file in files)
+
+
+def find(name: str, *, run_root: Path) -> SweepFolder:
+    """The sweep called `name`: its folder, its id, or the start of one of the id's parts.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    if (Path(name) / "sweep.json").is_file():
+        return SweepFolder(Path(name))
+    known = list(below(run_root))
+    matching = [one for one in known if one.id == name] or [one for one in known if one.id.startswith(name) or one.id.rsplit("-", 1)[-1].startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    names = [one.id for one in known]
+    if matching:
+        raise ConfigError(Problem("SWEEP", f"{len(matching)} sweeps match", name, "one sweep", f"give more of it: {', '.join(one.id for one in matching[:5])}"))
+    raise ConfigError(Problem("SWEEP", f"no sweep of that name in {run_root / HOME}", name, "a sweep's folder or id", nearest(name, names)))

@@ -1,0 +1,196 @@
+"""The trace: a line of digests for every step, chained, by which two runs are compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from struct import pack
+from typing import Any, BinaryIO
+
+from torch import Tensor, nn
+
+from samewise.runner.records.digest import combined, digests, value_digest
+from samewise.runner.records.folder import set_aside
+
+# In the order in which a step computes them: the first that differs says where the step parted.
+STAGES = {
+    "batch": "the data: another batch was loaded",
+    "input": "the transforms: the same batch became another input",
+    "loss": "the forward pass: the same input gave another loss",
+    "gradients": "the backward pass: the same loss gave other gradients",
+    "weights": "the optimizer: the same gradients gave other weights",
+}
+
+
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Trace:
+    """Writes `trace.jsonl`. Its first line names the parameters and buffers; each further line is one step's.
+
+    A line holds no time and no path, so two runs that are the same have the same file.
+
+    Args:
+        path: The file.
+        model: Its parameters' gradients, and its state, are digested.
+        digests_of: Gives a digest for each of some tensors, on the process that writes; all processes call it.
+        shards: Into how many parts each parameter was cut for that.
+        every_steps: Record every so many steps; 0: never.
+        layers_every_steps: Record a digest for each parameter every so many steps; 0: never.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: nn.Module,
+        *,
+        digests_of: Callable[[Sequence[Tensor | None]], list[int]] = digests,
+        shards: int = 1,
+        every_steps: int = 1,
+        layers_every_steps: int = 1,
+    ) -> None:
+        self._path = path
+        self._digests = digests_of
+        self._shards = {"shards": shards} if shards > 1 else {}
+        self._every = every_steps
+        self._layers_every = layers_every_steps
+        self._parameters = list(model.parameters())
+        self._state = list(model.state_dict(keep_vars=True).values())
+        self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(model.state_dict())}
+        self._chain = 0
+        self._earlier: list[list[int]] = []
+        self._file: BinaryIO | None = None
+        self.last: dict[str, Any] = {}
+        """The newest line."""
+
+    def open(self, step: int, chain: int) -> None:
+        """Go on after `step`: what the file holds beyond it is cut off, since it will be computed again."""
+        self._chain = chain
+        if not self._every:
+            return
+        if not _cut(self._path, after=step):
+            self._path.write_text(json.dumps({"format": 1, **self._shards, **self._names}, separators=(",", ":")) + "\n")
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+
+    def phase_ends(self, step: int) -> None:
+        """Digest the gradients of a phase of `step` that another follows, which will clear them."""
+        if self.records(step):
+            self._earlier.append(self._digests([parameter.grad for parameter in self._parameters]))
+
+    def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
+        """Write the step's line. Call it when the optimizer has stepped and the gradients are still there."""
+        if not self.records(step):
+            return
+        gradients = self._digests([parameter.grad for parameter in self._parameters])
+        if self._earlier:
+            gradients, self._earlier = [combined(phases) for phases in zip(*self._earlier, gradients, strict=True)], []
+        weights = self._digests(self._state)
+        if not self._file:
+            return
+        total = combined(gradients), combined(weights)
+        self._chain = combined([self._chain, batch, inputs, *total])
+        line: dict[str, Any] = {
+            "step": step,
+            "batch": f"{batch:016x}",
+            "input": f"{inputs:016x}",
+            "loss": loss.hex(),
+            "gradients": f"{total[0]:016x}",
+            "weights": f"{total[1]:016x}",
+            "chain": f"{self._chain:016x}",
+        }
+        if self._layers_every and step % self._layers_every == 0:
+            line["layers"] = {"gradients": _short(gradients), "weights": _short(weights)}
+        self.last = line
+        self._file.write(f"{_ENCODE(line)}\n".encode())
+
+    def records(self, step: int) -> bool:
+        """Whether the step, counted from 1, has a line."""
+        return bool(self._every) and step % self._every == 0
+
+    def seen(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, int], ...]:
+        """The digests of a micro-batch of `step` as it was loaded and as the model got it; none where the step has no line."""
+        return ((value_digest(batch), value_digest(inputs)),) if self.records(step) else ()
+
+    @property
+    def chain(self) -> int:
+        return self._chain
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+
+def _cut(path: Path, *, after: int) -> bool:
+    """Cut off what follows the last line of a step up to `after`. False where the file holds nothing to go on from.
+
+    A line before that which cannot be read stays as it is; a file without one that can is set aside.
+    """
+    try:
+        file = open(path, "r+b") if after else None  # noqa: SIM115 (closed below; the `try` is for its absence alone)
+    except FileNotFoundError:
+        file = None
+    if file is None:
+        return False
+    with file:
+        end = at = 0
+        spoilt, suspect = list[int](), list[int]()
+        for number, text in enumerate(file, start=1):
+            at += len(text)
+            line = _parsed(text)
+            if line is None:
+                suspect.append(number)
+                continue
+            if line.get("step", 0) > after:
+                break
+            end, spoilt, suspect = at, spoilt + suspect, []
+        if end:
+            file.truncate(end)
+    for number in spoilt:
+        print(f"warning: {path}: line {number} cannot be read; it stays as it is", file=sys.stderr)
+    if at and not end:
+        set_aside(path, "damaged")
+    return end > 0
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """A line; None where it is torn or spoilt."""
+    try:
+        line = json.loads(text) if text.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _short(numbers: Sequence[int]) -> str:
+    """32 bits of each digest, in hexadecimal: enough to see which layer differs."""
+    return pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers)).hex()
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """A trace's head and its lines by step, less those that cannot be read. An absent file is an empty trace."""
+    try:
+        with open(path, "rb") as file:
+            lines = [line for text in file if (line := _parsed(text)) is not None]
+    except FileNotFoundError:
+        lines = []
+    head = lines[0] if lines and "step" not in lines[0] else {}
+    return head, {line["step"]: line for line in lines if "step" in line}
+
+
+def parting(head: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> tuple[str, str] | None:
+    """Where two lines of the same step part: (stage, layer), the layer empty where none is named; None where they agree."""
+    for stage in STAGES:
+        if first.get(stage) == second.get(stage):
+            continue
+        layers = first.get("layers", {}).get(stage), second.get("layers", {}).get(stage)
+        return stage, _first_layer(head.get(stage, []), *layers, backward=stage == "gradients") if all(layers) else ""
+    return None
+
+
+def _first_layer(names: Sequence[str], first: str, second: str, *, backward: bool) -> str:
+    """The first differing name in the order of computation: the backward pass reaches the last layers first."""
+    differing = [name for number, name in enumerate(names) if first[8 * number : 8 * number + 8] != second[8 * number : 8 * number + 8]]
+    return (differing[-1] if backward else differing[0]) if differing else ""

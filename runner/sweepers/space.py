@@ -1,0 +1,168 @@
+"""What a sweep varies, in Hydra's own words: `a=1,2`, `range(1,5)`, `choice(a,b)`, `glob(*)`, `interval(0,1)`, `tag(log,interval(1e-4,1e-1))`.
+
+`int(interval(1,9))` has whole numbers only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
+
+from samewise.runner.config.compose import config_loader
+from samewise.runner.config.overrides import unreadable
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError, Problem
+
+SEED = "seed"
+"""The key whose values are repeats of one setting."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All numbers from `low` to `high`: whole ones only, on a logarithmic scale, where it says so."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def at(self, share: float) -> str:
+        """The number at `share` (0 to 1, 1 left out) of the way, as an override writes it."""
+        if self.whole and not self.log:
+            return str(int(self.low) + min(int(share * (self.high - self.low + 1)), int(self.high - self.low)))
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = low + share * (high - low)
+        value = math.exp(value) if self.log else value
+        return str(round(value)) if self.whole else repr(value)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One key and what it may be.
+
+    Args:
+        key: As before the `=`: `optimizer.lr`, `+optimizer.nesterov`, `experiment`.
+        text: As after it.
+        values: What it may be, each as an override writes it; none where there is an interval.
+        interval: Any number within; None where there are values.
+    """
+
+    key: str
+    text: str
+    values: tuple[str, ...] = ()
+    interval: Interval | None = None
+
+    def at(self, share: float) -> str:
+        """The value at `share` (0 to 1, 1 left out) of the way."""
+        return self.interval.at(share) if self.interval else self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+
+    @property
+    def name(self) -> str:
+        """The key without `+` and `~`."""
+        return self.key.lstrip("+~")
+
+
+@dataclass(frozen=True)
+class Space:
+    """A command line with several values.
+
+    Args:
+        parts: Its overrides in their order: text where there is one value, else a dimension.
+    """
+
+    parts: tuple[str | Dimension, ...]
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """What varies, without the seed."""
+        return tuple(part for part in self.parts if isinstance(part, Dimension) and part.key != SEED)
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The seeds to repeat each setting with; none where the seed does not vary."""
+        return next((part.values for part in self.parts if isinstance(part, Dimension) and part.key == SEED), ())
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The overrides that have one value."""
+        return tuple(part for part in self.parts if isinstance(part, str))
+
+    def at(self, values: Mapping[str, str]) -> tuple[str, ...]:
+        """The overrides of one point, in the command line's order; what `values` does not name is left out."""
+        chosen = [part if isinstance(part, str) else f"{part.key}={values[part.key]}" for part in self.parts if isinstance(part, str) or part.key in values]
+        return tuple(chosen)
+
+    def grid(self) -> Iterator[dict[str, str]]:
+        """Every combination, the last dimension changing fastest.
+
+        Raises:
+            ConfigError: a dimension is an interval, which cannot be listed.
+        """
+        endless = [dimension for dimension in self.dimensions if dimension.interval]
+        if endless:
+            hint = "give values, or choose sweeper=random, sobol or optuna"
+            raise ConfigError(*(Problem(one.name, "an interval has no end of values, which a grid cannot list", one.text, "values", hint) for one in endless))
+        for values in itertools.product(*(dimension.values for dimension in self.dimensions)):
+            yield dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
+
+
+def read(given: Sequence[str], *, project: Project) -> Space:
+    """The space that a command line spans.
+
+    Raises:
+        ConfigError: an override cannot be read, or has no values.
+    """
+    parser = OverridesParser.create(config_loader=config_loader(project))
+    parts, problems = list[str | Dimension](), list[Problem]()
+    for text in given:
+        try:
+            (override,) = parser.parse_overrides([text])
+            parts.append(_part(override, text))
+        except (HydraException, ValueError) as error:
+            problems.append(unreadable(text, error))
+        except ConfigError as error:
+            problems += error.problems
+    keys = [part.key for part in parts if isinstance(part, Dimension)]
+    problems += [Problem(key, "varies twice", expected="one override for each key") for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    if problems:
+        raise ConfigError(*problems)
+    return Space(tuple(parts))
+
+
+def _part(override: Override, text: str) -> str | Dimension:
+    if not override.is_sweep_override():
+        return text
+    key, after = override.get_key_element(), text.partition("=")[2]
+    value: Any = override.value()
+    if isinstance(value, IntervalSweep):
+        return Dimension(key, after, interval=_interval(key, value, after))
+    before = random.getstate()
+    random.seed(text)  # `shuffle(...)`: the same command, the same order
+    try:
+        values = tuple(dict.fromkeys(override.sweep_string_iterator()))
+    finally:
+        random.setstate(before)
+    if not values:
+        raise ConfigError(Problem(key, "there is no such value", after, hint=f"`samewise list {key}` shows the choices"))
+    return Dimension(key, after, values)
+
+
+def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
+    low, high, log = sweep.start, sweep.end, "log" in sweep.tags
+    assert low is not None
+    assert high is not None
+    if not low < high:
+        raise ConfigError(Problem(key, "is an empty interval", text, "interval(LOWEST, HIGHEST)"))
+    if log and low <= 0:
+        raise ConfigError(Problem(key, "a logarithmic scale begins above nought", text, "a lowest value above 0"))
+    if key == SEED:
+        raise ConfigError(Problem(key, "seeds are repeats and are listed", text, "seed=range(5)"))
+    return Interval(low, high, log=log, whole=isinstance(low, int) and isinstance(high, int))

@@ -1,0 +1,141 @@
+"""torch's elastic agent, which starts the ranks of `launch`, watches them, and starts them again where one has died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from samewise.runner.config.compose import Composed
+from samewise.runner.errors import Problem
+from samewise.runner.records.folder import read_json
+
+_PATIENCE_S = 10
+"""How long ranks that hang are waited for once another has said why it ends."""
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+"""What the agent passes on to the ranks, which then finish their step, save, and end."""
+
+
+def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | None, int | None]:
+    """Run torch's elastic agent to its end.
+
+    Returns:
+        What it has to say of ranks that ended without a word, else None; and the rank that seems to be lost for good, else None.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+
+    for name in ("agent.server", "multiprocessing"):  # what happened to the ranks is told once, by `_told`
+        for part in (f"torch.distributed.elastic.{name}.api", f"torch.distributed.elastic.{name}"):
+            logging.getLogger(part).setLevel(logging.CRITICAL)
+    strategy = composed.cfg.strategy
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own account of lost connections: ours says the same once
+    parameters = RendezvousParameters(
+        backend="c10d",
+        endpoint="localhost:0",
+        run_id=uuid.uuid4().hex,
+        min_nodes=1,
+        max_nodes=1,
+        local_addr="localhost",
+        join_timeout=int(strategy.join_timeout_s),
+    )
+    logs = composed.folder.path / "ranks"
+    logs.mkdir(parents=True, exist_ok=True)
+    handler = registry.get_rendezvous_handler(parameters)
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=nproc,
+        entrypoint=sys.executable,
+        args=("-u", "-m", "samewise.runner.training.launch", str(handed)),
+        rdzv_handler=handler,
+        max_restarts=strategy.max_restarts,
+        monitor_interval=0.1,
+        local_addr="localhost",
+    )
+    quiet = dict.fromkeys(range(1, nproc), Std.ALL)
+    progress = partial(_newest, composed.folder.checkpoints)
+    agent = _agent(spec, DefaultLogsSpecs(log_dir=str(logs), redirects=quiet), handed=handed, progress=progress, grace_s=int(strategy.grace_s))
+    try:
+        result = agent.run()
+    except SignalException as stopped:
+        return Problem("", f"stopped by {stopped.sigval.name}", hint="the same command goes on from the last checkpoint"), None
+    finally:
+        handler.shutdown()
+    if not result.is_failed():
+        return None, None
+    rank, failure = _first_to_die(result)
+    hint = "the same command goes on from the last checkpoint; strategy.max_restarts=3 does so by itself"
+    return Problem(f"rank {rank}", f"{_how(failure.exitcode)}; what it wrote is in {logs}", hint=hint), agent.lost
+
+
+def _first_to_die(result: Any) -> tuple[int, Any]:
+    """The rank, and how it ended: one that was killed before those that then missed it."""
+    return min(result.failures.items(), key=lambda pair: (pair[1].exitcode >= 0, pair[1].timestamp))
+
+
+def _how(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _newest(checkpoints: Path) -> str:
+    return max((path.name for path in checkpoints.glob("step-*")), default="")
+
+
+def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], grace_s: int) -> Any:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    @final
+    class Agent(LocalElasticAgent):
+        """Starts again where a process died, not where a rank ended with something to say: that would only be said again.
+
+        A rank that dies again before there is a new checkpoint, or when no restart is left, is taken for lost: starting as many again is of no use.
+        """
+
+        lost: int | None = None
+        _died: tuple[int, str] | None = None
+
+        def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+            result: Any = super()._monitor_workers(worker_group)  # pyright: ignore[reportCallIssue]
+            if result.is_failed() and outcomes(handed, spec.local_world_size):
+                self._remaining_restarts = 0
+            elif result.is_failed():
+                died = (_first_to_die(result)[0], progress())
+                if died == self._died or not self._remaining_restarts:
+                    self.lost, self._remaining_restarts = died[0], 0
+                else:
+                    again = spec.max_restarts - self._remaining_restarts + 1
+                    words = f"going on from the last checkpoint (restart {again} of {spec.max_restarts})"
+                    print(f"warning: rank {died[0]} {_how(_first_to_die(result)[1].exitcode)}\n    {words}", file=sys.stderr, flush=True)
+                self._died = died
+            return result
+
+        def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+            started: Any = super()._start_workers(worker_group)  # pyright: ignore[reportCallIssue]
+            context: Any = self._pcontext
+            close = context.close
+
+            def close_soon(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+                """Where a rank has said why it ends, the others end by themselves, and one that hangs is not waited for."""
+                close(death_sig, min(timeout, _PATIENCE_S) if outcomes(handed, spec.local_world_size) else timeout)
+
+            context.close = close_soon
+            return started
+
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+            """The agent signals a rank's whole process group: SIGTERM would end its loader workers, which leave SIGUSR1 to the rank."""
+            super()._shutdown(signal.SIGUSR1 if death_sig == signal.SIGTERM else death_sig, timeout)
+
+    return Agent(spec=spec, logs_specs=logs, start_method="spawn", shutdown_timeout=grace_s, exit_barrier_timeout=30)
+
+
+def outcomes(handed: Path, nproc: int) -> list[Mapping[str, Any]]:
+    """What ranks have said of why they ended."""
+    return [outcome for rank in range(nproc) if (outcome := read_json(handed / f"rank-{rank}.json"))]

@@ -1,0 +1,270 @@
+"""A checked config becomes a Run. The only place that turns every part of a config into objects; each part is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.optim import Optimizer
+
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import plain
+from samewise.runner.config.instantiate import instantiate
+from samewise.runner.config.project import Project
+from samewise.runner.data import streams
+from samewise.runner.data.dataset import WithTransform, fingerprint
+from samewise.runner.data.loading import KeyedDataset
+from samewise.runner.data.order import Order, Sequential, Shuffled
+from samewise.runner.data.plan import Plan
+from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.interfaces import Batch, Recipe, class_names
+from samewise.runner.optim.build import build_optimizers, describe
+from samewise.runner.optim.groups import freeze_groups
+from samewise.runner.optim.initialise import initialise
+from samewise.runner.records import environment
+from samewise.runner.records.checkpoint import Checkpoints
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.trace import Trace
+from samewise.runner.strategies.base import Strategy, device_named
+from samewise.runner.strategies.single import Single
+from samewise.runner.training import determinism
+from samewise.runner.training.evaluation import require_weights
+from samewise.runner.training.predictor import Predictor
+from samewise.runner.training.reporter import reporter
+from samewise.runner.training.run import Run, Split, TrainingPhase, mover
+
+Make = Callable[..., Any]
+SPLITS = ("train", "valid", "test")
+
+
+def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False) -> Run:
+    """Make every part of the run that the config describes. Nothing is written: the session that trains does that.
+
+    Args:
+        composed: The config.
+        project: The user's own packages.
+        folder: The run's.
+        alone: Carry all replicas in this process, whatever the strategy: to try or to evaluate, not to train.
+
+    Raises:
+        ConfigError: a part cannot be made; the data are missing.
+    """
+    cfg = composed.cfg
+    make: Make = partial(_make, cfg, project)
+    determinism.apply(cfg.reproducibility)
+    strategy: Strategy = make("strategy")
+    if alone:
+        strategy.processes(str(cfg.device), cfg.replicas)
+        strategy = Single()
+    strategy.begin(str(cfg.device), cfg.replicas, cfg.accumulate)
+    precision = make("precision")
+    precision.begin(strategy.device)
+    recipe: Recipe = make("recipe")
+    splits = _splits(cfg, make, recipe)
+    _require_train_and_valid(splits)
+    order = _order(cfg, make, splits["train"].dataset)
+    plan = Plan(len(order), cfg.batch_size, cfg.replicas * cfg.accumulate, cfg.loader.drop_last)
+    total_steps = cfg.max_epochs * plan.steps_per_epoch
+    total_steps = min(total_steps, cfg.max_steps) if cfg.max_steps is not None else total_steps
+    channels_last = str(cfg.memory_format) == "channels_last"
+    model = _model(cfg, make, strategy.device, channels_last=channels_last)
+    network = strategy.wrap(model)
+    optimizers = build_optimizers(cfg.optimizer, cfg.param_groups, model, recipe.phases, instantiate=partial(instantiate, allowed=project.packages))
+    optimizers = {name: strategy.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
+    schedule = make("scheduler")
+    schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
+    run = Run(
+        composed=composed,
+        environment=environment.record(
+            device=strategy.device, reproducibility=cfg.reproducibility, data=_data(composed, splits), optimizers=describe(optimizers)
+        ),
+        folder=folder,
+        fingerprint=composed.fingerprint,
+        level=strategy.level if cfg.reproducibility.deterministic else "none",
+        seed=cfg.seed,
+        recipe=recipe,
+        model=model,
+        network=network,
+        phases=_phases(recipe, model, optimizers, strategy),
+        schedule=schedule,
+        precision=precision,
+        strategy=strategy,
+        transforms={stage: _batch_transforms(make, stage) for stage in ("train", "eval")},
+        splits=splits,
+        order=order,
+        plan=plan,
+        total_steps=total_steps,
+        batch_size=cfg.batch_size,
+        micro_batches=cfg.replicas * cfg.accumulate,
+        clip_norm=cfg.clip_norm,
+        callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
+        evaluate=_plain(cfg.evaluate),
+        checkpoint=_plain(cfg.checkpoint),
+        log_every_steps=cfg.tracking.log_every_steps,
+        trace=Trace(
+            folder.trace,
+            model,
+            digests_of=strategy.digests,
+            shards=strategy.shards,
+            every_steps=cfg.trace.every_steps,
+            layers_every_steps=cfg.trace.layers_every_steps,
+        ),
+        checkpoints=_checkpoints(cfg, folder),
+        to_device=mover(strategy.device, channels_last=channels_last),
+        cautions=precision.cautions(),
+    )
+    for callback in run.callbacks.values():
+        callback.on_build(run)
+    return run
+
+
+def build_predictor(composed: Composed, project: Project, state: Mapping[str, Any], *, classes: Sequence[str] = (), weights: str | None = None) -> Predictor:
+    """Make the parts that apply a trained model to files, none that needs the data set.
+
+    Args:
+        composed: The run's config. Weights are not read from the file that it may name: the checkpoint has them.
+        project: The user's own packages.
+        state: A checkpoint's.
+        classes: The names of the labels, as the run's data set has them.
+        weights: Those that a callback keeps under this name, as `ema`; None: the trained ones.
+
+    Raises:
+        ConfigError: a part cannot be made, or no callback keeps such weights.
+    """
+    cfg = composed.cfg
+    make: Make = partial(_make, cfg, project)
+    determinism.apply(cfg.reproducibility)
+    device = device_named(str(cfg.device))
+    precision = make("precision")
+    precision.begin(device)
+    if cfg.initialise is not None:
+        cfg.initialise.weights = None
+    channels_last = str(cfg.memory_format) == "channels_last"
+    model = _model(cfg, make, device, channels_last=channels_last)
+    model.load_state_dict(state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
+    recipe: Recipe = make("recipe")
+    recipe.classes = list(classes)
+    return Predictor(
+        recipe=recipe,
+        model=model.eval(),
+        precision=precision,
+        samples=[make(f"transforms.eval.sample.{number}") for number in range(len(cfg.transforms.eval.get("sample") or ()))],
+        transform=_batch_transforms(make, "eval"),
+        to_device=mover(device, channels_last=channels_last),
+        seed=cfg.seed,
+    )
+
+
+def _kept_weights(cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The weights that a callback keeps beside the trained ones."""
+    kept: dict[str, Mapping[str, Any]] = {}
+    for callback, saved in state["callbacks"].items():
+        if saved and cfg.callbacks.get(callback) is not None:
+            kept |= make(f"callbacks.{callback}").weights(saved)
+    require_weights(name, kept)
+    return kept[name]
+
+
+def _data(composed: Composed, splits: Mapping[str, Split]) -> dict[str, Any]:
+    name = composed.choices.get("dataset", "data")
+    return {
+        split: {"name": name, "size": len(part.dataset), "fingerprint": fingerprint(part.dataset), **_named(part.dataset)} for split, part in splits.items()
+    }
+
+
+def _named(dataset: Any) -> dict[str, list[str]]:
+    """The names of the labels, for predictions, which are made without the data set."""
+    names = class_names(dataset)
+    return {"classes": names} if names else {}
+
+
+def _plain(settings: DictConfig) -> Any:
+    """The dataclass behind typed settings: reading an attribute of it costs nothing, which counts in every step."""
+    return OmegaConf.to_object(settings)
+
+
+def _make(cfg: DictConfig, project: Project, path: str, **extra: Any) -> Any:
+    node: Any = cfg
+    for part in path.split("."):
+        node = node[int(part)] if part.isdigit() else node[part]
+    return instantiate(node, path, allowed=project.packages, **extra)
+
+
+def _splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]:
+    splits: dict[str, Split] = {}
+    for name in SPLITS:
+        if cfg.dataset.get(name) is None:
+            continue
+        stage = "train" if name == "train" else "eval"
+        with streams.scope(cfg.seed, "dataset"):
+            dataset = make(f"dataset.{name}")
+        transforms = [make(f"transforms.{stage}.sample.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
+        keyed = KeyedDataset(
+            WithTransform.of(dataset, transforms), recipe.collate, seed=cfg.seed, stream="sample" if name == "train" else "eval", name=f"dataset.{name}"
+        )
+        splits[name] = Split(name, dataset, keyed)
+    return splits
+
+
+def _require_train_and_valid(splits: Mapping[str, Split]) -> None:
+    for name in ("train", "valid"):
+        if name not in splits:
+            raise ConfigError(Problem(f"dataset.{name}", "is missing", expected="a data set"))
+        if not len(splits[name].dataset):
+            raise DataError(Problem(f"dataset.{name}", "has no samples"))
+
+
+def _order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
+    if cfg.loader.order is not None:
+        return make("loader.order")(dataset, seed=cfg.seed)
+    return (Shuffled if cfg.loader.shuffle else Sequential)(dataset, seed=cfg.seed)
+
+
+def _batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
+    made = make(f"transforms.{stage}").get("batch") or []
+
+    def apply(batch: Batch) -> Batch:
+        for transform in made:
+            batch = transform(batch)
+        return batch
+
+    return apply
+
+
+def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: bool) -> nn.Module:
+    """The model with its initial weights: made on the CPU in a stream of its own, so that they are the same on every device."""
+    with streams.scope(cfg.seed, "init"):
+        model = make("model")
+        if not isinstance(model, nn.Module):
+            raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
+        model.train()  # before anything is frozen: a layer that is held stays in evaluation
+        if cfg.initialise is not None:
+            initialise(model, cfg.initialise)
+        freeze_groups(model, plain(cfg.param_groups) or {})
+    determinism.require_deterministic(model, device, cfg.reproducibility)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)
+    return model.to(device)
+
+
+def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy) -> list[TrainingPhase]:
+    trained = {name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} for name, optimizer in optimizers.items()}
+    others = {name: [one for one in model.parameters() if one.requires_grad and id(one) not in mine] for name, mine in trained.items()}
+    return [TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.total_norm) for number, phase in enumerate(recipe.phases)]
+
+
+def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:
+    kept = cfg.checkpoint
+    return Checkpoints(
+        folder.checkpoints,
+        keep_last=kept.keep_last,
+        keep_best=kept.keep_best,
+        keep_every_steps=kept.keep_every_steps,
+        monitor=cfg.evaluate.monitor,
+        mode=str(cfg.evaluate.mode),
+        background=kept.background,
+    )

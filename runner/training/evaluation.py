@@ -1,0 +1,130 @@
+"""One pass over a split: each batch is measured where it lies, and the outcomes are added up in the order of the batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from samewise.runner.data import streams
+from samewise.runner.data.loading import Loader, evaluation_keys
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.interfaces import Scores
+
+if TYPE_CHECKING:
+    from samewise.runner.training.run import Run, Split
+
+
+def evaluate(run: Run) -> None:
+    """Evaluate the validation split with the trained model and with those that callbacks keep; log, compare with the best, tell the schedule."""
+    scores = validated(run)
+    metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in scored.compute().items()}
+    run.metrics, run.scores, run.evaluated = metrics, scores, run.step
+    run.log({**metrics, "epoch": run.epoch})
+    _compare_with_best(run)
+    run.schedule.after_evaluation(metrics)
+    for callback in run.callbacks.values():
+        callback.on_evaluation(run, metrics)
+
+
+def validated(run: Run) -> dict[str, Scores]:
+    """The scores of each of the `evaluated_models` on the validation split: `valid`, `ema/valid`."""
+    return {f"{prefix}valid": measured(run, "valid", model) for prefix, model in evaluated_models(run).items()}
+
+
+def evaluated_models(run: Run) -> dict[str, nn.Module]:
+    """The trained model under an empty prefix, and those that callbacks keep, under theirs (`ema/`)."""
+    return {"": run.model} | {f"{name}/": model for callback in run.callbacks.values() for name, model in callback.models().items()}
+
+
+def require_weights(name: str, kept: Iterable[str]) -> None:
+    """Raise a ConfigError unless a callback keeps weights of that name beside the trained ones."""
+    known = sorted(kept)
+    if name not in known:
+        expected = ", ".join(known) if known else "the trained ones only: no callback of the run keeps others, as `ema` does"
+        raise ConfigError(Problem("--weights", "the run has no such weights", name, expected, nearest(name, known)))
+
+
+def measured(run: Run, split: str, model: nn.Module) -> Scores:
+    """The scores of one model on one split."""
+    part = run.splits[split]
+    scores = run.recipe.scores(part.dataset)
+    with run.strategy.evaluating(model), _evaluating(model):
+        mine = [_measure(run, model, number, batch) for number, batch in zip(_share(run, part), _loader(run, part), strict=True)]
+        for outcome in run.strategy.collect(mine):
+            scores.add(outcome)
+    return scores
+
+
+def rehearse(run: Run) -> None:
+    """Evaluate one batch before the first step, so that what is wrong with the evaluation is known now and not an epoch later.
+
+    Raises:
+        ConfigError: `evaluate.monitor` is not among the metrics.
+    """
+    part = run.splits["valid"]
+    scores = run.recipe.scores(part.dataset)
+    with _evaluating(run.model):
+        scores.add(_measure(run, run.model, 0, next(iter(_loader(run, part)))))
+    names = [f"{prefix}valid/{name}" for prefix in evaluated_models(run) for name in scores.compute()]
+    require_monitored(run, names)
+
+
+def require_monitored(run: Run, names: Iterable[str]) -> None:
+    """Raise a ConfigError unless `evaluate.monitor` is among the metrics' names."""
+    monitor, known = run.evaluate.monitor, sorted(names)
+    if monitor not in known:
+        raise ConfigError(Problem("evaluate.monitor", "no such metric is computed", monitor, ", ".join(known), nearest(monitor, known)))
+
+
+def _measure(run: Run, model: nn.Module, number: int, batch: Any) -> Any:
+    streams.enter(run.seed, "eval", number)
+    moved = run.transforms["eval"](run.to_device(batch))
+    with run.precision.autocast():
+        return run.recipe.measure(model, moved)
+
+
+def _share(run: Run, split: Split) -> Sequence[int]:
+    """The numbers of the split's batches that this process takes."""
+    return run.strategy.share(-(-len(split.dataset) // run.config.evaluate.batch_size))
+
+
+def _loader(run: Run, split: Split) -> Loader:
+    """The split's loader, made at its first use and kept with its workers."""
+    if split.loader is None:
+        settings, size, length = run.config.loader, run.config.evaluate.batch_size, len(split.dataset)
+        keys = list(evaluation_keys(length, size))
+        split.loader = Loader(
+            split.keyed,
+            lambda: (keys[number] for number in _share(run, split)),
+            num_workers=settings.num_workers,
+            prefetch_factor=settings.prefetch_factor,
+            pin_memory=settings.pin_memory and run.strategy.device.type == "cuda",
+            persistent=True,
+        )
+    return split.loader
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Generator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(modes[0][1])
+        for module, training in modes:  # those of layers that are held in evaluation too
+            module.training = training
+
+
+def _compare_with_best(run: Run) -> None:
+    monitor, mode = run.evaluate.monitor, str(run.evaluate.mode)
+    require_monitored(run, run.metrics)
+    value, best = run.metrics[monitor], run.best.get(monitor, math.nan)
+    if not run.best or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best):
+        run.best = {**run.metrics, "step": run.step}

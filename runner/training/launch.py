@@ -1,0 +1,201 @@
+"""Several processes for one run: started by torch's elastic agent, or met under torchrun. The config is composed once, and rank 0's is everyone's.
+
+    launch      in the process that was asked to train: starts the ranks, waits, says what went wrong
+    rank        in each of them (`python -m samewise.runner.training.launch FOLDER`, or `samewise train` under torchrun): meets the others and trains
+
+What the two say to each other lies in a temporary folder: `config.yaml` and `handed.json` on the way down, `rank-N.json` (how a rank ended, where it
+ended by itself) on the way up.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from samewise.runner.config import compose
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError
+from samewise.runner.records.folder import read_json, write_json
+from samewise.runner.training.agent import outcomes, run_agent
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def is_rank() -> bool:
+    """Whether something (torchrun, `samewise train` itself) has started this process as one of several that train together."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def processes(composed: Composed) -> int:
+    """How many processes the config asks for on this machine. Imports torch.
+
+    Raises:
+        ConfigError: they do not go with the replicas or the devices.
+    """
+    from samewise.runner.config.instantiate import instantiate
+
+    strategy = instantiate(composed.cfg.strategy, "strategy", allowed=composed.project.packages)
+    return strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
+
+
+def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> int:
+    """Start the ranks and wait for them.
+
+    Args:
+        composed: What they train.
+        nproc: How many.
+        as_json: How rank 0 prints the summary.
+        debug: Show the traceback of the rank that failed.
+
+    Returns:
+        The exit code: what the ranks came to.
+    """
+    with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
+        handed = Path(temporary)
+        while True:
+            _hand_down(composed, handed, as_json=as_json)
+            problem, lost = run_agent(composed, nproc, handed)
+            if lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
+                return _told(handed, nproc, problem, debug=debug)
+            _leave_out(lost, nproc)
+            composed, nproc = _with_processes(composed, nproc // 2), nproc // 2
+            print(f"warning: {problem}\n    going on from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
+
+
+def _hand_down(composed: Composed, handed: Path, *, as_json: bool) -> None:
+    (handed / "config.yaml").write_text(compose.dump(composed), encoding="utf-8")
+    project = composed.project
+    write_json(
+        handed / "handed.json",
+        {
+            "root": str(project.root),
+            "packages": list(project.packages),
+            "configs": [str(folder) for folder in project.configs],
+            "overrides": list(composed.overrides),
+            "json": as_json,
+        },
+    )
+
+
+def _with_processes(composed: Composed, nproc: int) -> Composed:
+    cfg = copy.deepcopy(composed.cfg)
+    OmegaConf.update(cfg, "strategy.nproc", nproc)
+    return dataclasses.replace(composed, cfg=cfg)
+
+
+def _leave_out(lost: int, nproc: int) -> None:
+    """Where each rank has a CUDA device of its own: let those that are started from now on see the half of them without that of rank `lost`."""
+    import torch
+
+    if torch.cuda.device_count() >= nproc:
+        names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if os.environ.get("CUDA_VISIBLE_DEVICES") else list(map(str, range(nproc)))
+        half = nproc // 2
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:half] if lost >= half else names[nproc - half : nproc])
+
+
+def _told(handed: Path, nproc: int, problem: Problem | None, *, debug: bool) -> int:
+    ended = outcomes(handed, nproc)
+    if ended:
+        first = ended[0]
+        print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
+        return first["exit_code"]
+    if problem is None:
+        return 0
+    raise TrainingError(problem)
+
+
+def _end_with_the_launcher() -> None:
+    """Have Linux send this rank SIGTERM when the process that started it dies, even by SIGKILL: it finishes its step, saves and stops."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]) -> int:
+    """Train as one of several ranks.
+
+    Args:
+        composed: The config, as this rank has it; rank 0's is used.
+        as_json: How rank 0 prints the summary.
+        look: The summary of a run that is done, or None; only rank 0 asks.
+        check: Raises what is wrong with the config; only rank 0 calls it.
+
+    Returns:
+        The exit code.
+    """
+    from samewise.runner.processes.meeting import announce, linger
+    from samewise.runner.records.summary import print_summary
+    from samewise.runner.training.build import build
+    from samewise.runner.training.loop import fit
+
+    main = int(os.environ["RANK"]) == 0
+    _end_with_the_launcher()
+    try:
+        composed, done = _agreed(composed, main=main, look=look, check=check)
+        folder, uri = composed.folder, composed.cfg.tracking.uri if composed.cfg.tracking.enabled else None
+        summary = done if done is not None else fit(build(composed, composed.project, folder))
+    except BaseException as error:
+        told_by_another = not announce(error)
+        linger()
+        if told_by_another:
+            raise PeerFailed(f"rank {os.environ['RANK']} stopped, as another did", exit_code=getattr(error, "exit_code", 1)) from error
+        raise
+    if main:
+        print_summary(summary, folder, uri=uri, as_json=as_json, fresh=done is None)
+    return 0
+
+
+def _agreed(
+    composed: Composed, *, main: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]
+) -> tuple[Composed, Mapping[str, Any] | None]:
+    """Rank 0's config, and the summary where its run is done already."""
+    from samewise.runner.processes.meeting import awaited, meeting_point
+
+    timeout_s = float(composed.cfg.strategy.get("join_timeout_s", 60.0))
+    store = meeting_point(timeout_s, composed.cfg.strategy.get("init_method"))
+    if main:
+        check()
+        done = look()
+        store.set("config", json.dumps({"config": compose.dump(composed), "done": done}))
+        return composed, done
+    missing = awaited(store, ["config"], timeout_s)
+    if missing:
+        raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 has not said within {timeout_s:g} s what to train", timeout_s))
+    said = json.loads(store.get("config"))
+    return dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said["done"]
+
+
+def main(handed: Path) -> int:
+    """A rank that `launch` has started: read what was handed down, train, and leave word of how it ended."""
+    from samewise.runner.cli import told
+
+    number = int(os.environ["RANK"])
+    try:
+        given = read_json(handed / "handed.json")
+        project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
+        sys.path.append(given["root"])
+        composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
+        return rank(composed, as_json=given["json"], look=lambda: None, check=lambda: None)
+    except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has something to say first
+        code, said = told(error)
+        if isinstance(error, PeerFailed):
+            return code
+        write_json(handed / f"rank-{number}.json", {"exit_code": code, "said": said, "traceback": "".join(traceback.format_exception(error))})
+        return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,87 @@
+"""The whole loop. Everything that it calls is a part of `Run`; nothing below it calls back into it.
+
+One optimizer step: for each micro-batch that this process carries, enter its stream, transform on the device, forward, loss, backward; then add up over
+replicas in a fixed order, average, clip, check that all is finite, step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from samewise.runner.data import streams
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.records.digest import combined
+from samewise.runner.strategies.base import Tally
+from samewise.runner.training.evaluation import evaluate
+from samewise.runner.training.finite import require_finite_step
+from samewise.runner.training.run import Run, TrainingPhase
+from samewise.runner.training.session import session
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step came to. `step` counts from 1; losses are means over what the recipe counts; the norm is the last phase's, before clipping."""
+
+    step: int
+    losses: Mapping[str, float]
+    count: float
+    gradient_norm: float
+    batch: int
+    inputs: int
+
+
+def fit(run: Run) -> dict[str, Any]:
+    """Train until the end from wherever the run stands, and return its summary.
+
+    Raises:
+        TrainingError: the loss, a gradient or a weight is not finite, a disk is full, an operator is not deterministic.
+        Interrupted: asked to stop; the run is saved.
+    """
+    with session(run):
+        batches = run.batches()
+        while True:
+            if run.evaluation_due():
+                evaluate(run)
+            if run.checkpoint_due():
+                run.save()
+            if run.is_done():
+                break
+            run.record(train_step(run, next(batches)))
+    return run.ended
+
+
+def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
+    """One optimizer step on one global batch; several, in the recipe's order, where it has several phases."""
+    losses: dict[str, float] = {}
+    tally, norm, seen = Tally(), 0.0, []
+    run.schedule.before_step(run.step)
+    for phase in run.phases:
+        if phase.number:
+            run.trace.phase_ends(run.step + 1)
+        run.clear_gradients()
+        with phase.training():
+            tallies = run.strategy.carry(micro_batches, partial(_forward, run, phase))
+        tally = run.strategy.reduce(tallies)
+        seen += tally.seen
+        norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
+        losses |= tally.means(prefix="" if len(run.phases) == 1 else f"{phase.spec.name}/")
+        require_finite_step(run, losses, norm)
+        run.precision.step(phase.optimizer)
+    run.precision.update()
+    run.step += 1
+    return Outcome(run.step, losses, tally.count, norm, combined([a for a, _ in seen]), combined([b for _, b in seen]))
+
+
+def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Callable[[], Tally]]:
+    """A micro-batch's loss, scaled for its backward pass, and what it comes to: read after that pass, since reading a value waits for the device."""
+    streams.enter(run.seed, "step", run.step, micro.number, phase.number)
+    batch = run.transforms["train"](run.to_device(micro.batch))
+    with run.precision.autocast():
+        loss = run.recipe.loss(run.network, batch, phase.spec)
+    nominal = loss.count if run.micro_batches == 1 else run.batch_size
+    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.trace.seen(run.step + 1, micro.batch, batch))

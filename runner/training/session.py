@@ -1,0 +1,234 @@
+"""Around the loop: the folder's lock, the resumed state, signals, and how the run ended, said in its summary and in MLflow whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.config import compose
+from samewise.runner.data import streams
+from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
+from samewise.runner.records import checkpoint, environment, sources
+from samewise.runner.records.folder import read_json, write_atomically, write_json
+from samewise.runner.tracking.tracker import Silent, open_tracker
+from samewise.runner.training.determinism import refused_operator
+from samewise.runner.training.evaluation import rehearse, validated
+from samewise.runner.training.trial import misfit
+
+if TYPE_CHECKING:
+    from samewise.runner.training.run import Run
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@contextmanager
+def session(run: Run) -> Generator[None]:
+    """Resume the run where its newest sound checkpoint stands, and see to it that it ends cleanly. Only the main process writes."""
+    status = "FAILED"
+    with ExitStack() as held, streams.preserved(), _signals(run):
+        run.level = run.strategy.first(partial(_open_folder, run, held, _surroundings(run)))
+        _restore(run)
+        run.tracker.start()
+        for callback in run.callbacks.values():
+            callback.on_start(run)
+        try:
+            if run.step == 0:
+                with run.strategy.evaluating(run.model):
+                    if run.strategy.is_main:
+                        rehearse(run)
+            yield
+            run.require_folder()
+            _leave_results(run)
+            run.require_folder()
+            status = "FINISHED"
+        except Interrupted:
+            status = "KILLED"
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                status = "KILLED"
+            explained = _explained(run, error)
+            run.strategy.abandon(explained)  # before anything that takes time: the other processes wait for this one
+            if run.strategy.is_main:
+                _leave_reason(run, error)
+            raise explained from error
+        finally:
+            _close(run, status)
+        run.ended = run.summary()
+        if run.strategy.is_main:
+            write_json(run.folder.summary, run.ended)
+        run.strategy.end()
+
+
+def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]]) -> str:
+    """Lock the folder and write down what is known at the start; the level of the promise."""
+    run.folder.create()
+    run.require_folder = held.enter_context(run.folder.locked())
+    _write_down(run, surroundings)
+    return run.level
+
+
+def _surroundings(run: Run) -> list[Mapping[str, Any]]:
+    """What the environment of each process has that decides bits."""
+    return run.strategy.peers.gather(run.environment)
+
+
+def _restore(run: Run) -> None:
+    kept, state, problems = run.strategy.first(partial(checkpoint.newest_sound, run.folder.checkpoints, reader=checkpoint.read))
+    if kept:
+        if state["fingerprint"] != run.fingerprint:
+            raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
+        run.load_state(checkpoint.filled(state, kept.path, run.strategy.empty))
+    elif run.config.resume_from:
+        state = _taken_over(run, Path(run.config.resume_from).expanduser())
+    run.tracker = Silent()
+    if run.strategy.is_main:
+        for caution in run.cautions:
+            print(f"warning: {caution}", file=sys.stderr)
+        for problem in problems:
+            print(f"warning: {problem}\n    the one before it is used", file=sys.stderr)
+        for path in run.checkpoints.set_aside_after(run.step):
+            print(f"warning: {path}: the damaged checkpoint is kept here", file=sys.stderr)
+        run.trace.open(run.step, state.get("trace", 0))
+        run.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
+
+
+def _taken_over(run: Run, path: Path) -> dict[str, Any]:
+    """Stand where another run's checkpoint was taken, and return its state."""
+    state = run.strategy.first(partial(checkpoint.read, path))
+    try:
+        run.load_state(checkpoint.filled(state, path, run.strategy.empty))
+    except (RuntimeError, ValueError, KeyError) as error:
+        message = f"does not fit this experiment: {first_line(error)}"
+        hint = "initialise.weights=FOLDER takes the weights alone, as far as they fit"
+        raise ConfigError(Problem("resume_from", message, str(path), "the same model, optimizer and phases", hint)) from error
+    return state
+
+
+def _leave_results(run: Run) -> None:
+    """Put what a person would look at, and the best checkpoint, among the artifacts."""
+    run.checkpoints.wait()
+    scores = run.scores or validated(run)  # resumed after the last evaluation: its scores were not saved
+    if run.strategy.is_main:
+        for name, score in scores.items():
+            folder = run.folder.artifacts / name
+            folder.mkdir(parents=True, exist_ok=True)
+            score.save_pictures(folder)
+
+
+def _close(run: Run, status: str) -> None:
+    for callback in run.callbacks.values():
+        callback.on_end(run)
+    if status != "FINISHED":
+        try:
+            run.checkpoints.wait()
+        except TrainingError as error:
+            print(f"warning: {error}", file=sys.stderr)
+    run.trace.close()
+    run.stopped = time.monotonic()
+    run.tracker.finish(status)
+
+
+@contextmanager
+def _signals(run: Run) -> Generator[None]:
+    """SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save, stop. A second Ctrl-C stops at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if run.strategy.stop_heard and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and run.strategy.is_main:
+            os.write(2, b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n")  # no print: it may be interrupted in one
+        run.strategy.ask_stop(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, ask) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _explained(run: Run, error: BaseException) -> BaseException:
+    """The error as a person can act on it, where it is one we know."""
+    error = run.strategy.peers.explained(error, step=run.step + 1)
+    if isinstance(error, RuntimeError) and (problem := refused_operator(error)):
+        return TrainingError(problem)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        hint = "free some space, then give the same command again: it resumes"
+        return TrainingError(Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint))
+    if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
+        return ConfigError(misfit(error))
+    if isinstance(error, SystemExit):
+        message, where = ends_process("something", error)
+        return TrainingError(Problem(f"step {run.step + 1}", message, hint=where))
+    return error
+
+
+def _leave_reason(run: Run, error: BaseException) -> None:
+    """Leave the reason in the folder; the disk may be what failed, so this may not."""
+    try:
+        run.require_folder()
+        text = "".join(traceback.format_exception(error))
+        write_json(run.folder.path / "failure.json", {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text})
+    except (TrainingError, OSError) as second:
+        if str(second) != str(error):
+            print(f"warning: {second}", file=sys.stderr)
+
+
+def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
+    """Leave the config and the environment in the folder; refuse, or lower the level, where the run was begun in one that gives other bits.
+
+    Args:
+        run: What is about to train.
+        surroundings: The environment of each of its processes.
+
+    Raises:
+        ConfigError: `reproducibility.other_environment` is refuse and something differs that decides bits.
+    """
+    _require_alike(run, surroundings)
+    before = read_json(run.folder.environment)
+    differing = environment.differences(before, run.environment) if before else []
+    differing += sources.changed(run.folder)
+    if differing and checkpoint.found(run.folder.checkpoints):
+        if run.config.reproducibility.other_environment == "refuse":
+            raise ConfigError(
+                Problem(
+                    str(run.folder.path),
+                    "this run was begun where its bits would be others: " + "; ".join(differing),
+                    hint="go on there and with that code, give another name=, or accept other bits with reproducibility.other_environment=record",
+                )
+            )
+        run.level = "none"
+    facts = {
+        "fingerprint": run.fingerprint,
+        "level": run.level,
+        "name": run.composed.name,
+        "reproducibility": run.config.reproducibility.level,
+        "total_steps": run.total_steps,
+    }
+    write_json(run.folder.environment, {**run.environment, **facts})
+    write_atomically(run.folder.config, compose.dump(run.composed))
+    code = sources.record(run.composed.project.packages)
+    if code or run.folder.sources.exists():
+        write_json(run.folder.sources, code)
+
+
+def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
+    """Refuse, or lower the level, where the run's processes do not compute alike."""
+    for rank, other in enumerate(surroundings):
+        differing = [line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1) for line in environment.differences(run.environment, other)]
+        if differing and run.config.reproducibility.other_environment == "refuse":
+            hint = "give it machines of one kind, or accept other bits with reproducibility.other_environment=record"
+            raise ConfigError(Problem(f"rank {rank}", "computes on a machine whose bits are others: " + "; ".join(differing), hint=hint))
+        if differing:
+            run.level = "none"

@@ -1,0 +1,137 @@
+"""Build everything and try one step and one evaluation batch, in memory: what only a try can find."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.instantiate import instantiate
+from samewise.runner.config.project import Project
+from samewise.runner.data import streams
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, first_line
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.determinism import refused_operator
+
+if TYPE_CHECKING:
+    from samewise.runner.strategies.base import Strategy
+    from samewise.runner.training.run import Run
+
+
+def trial(composed: Composed, project: Project) -> list[str]:
+    """Take one optimizer step and measure one batch of the validation split; nothing is kept.
+
+    Where the strategy wants several processes, this is rank 0 of as many, the others pretended: it takes its own part of the step.
+
+    Returns:
+        What there is to say of those processes, in sentences, and warnings.
+
+    Raises:
+        ConfigError: something cannot be built or does not fit together.
+    """
+    from samewise.runner.processes.peers import pretended
+
+    with pretended(0, 1):  # whatever devices this machine has: the config may be meant for another
+        strategy, wanted = _asked(composed, project)
+        run = _step(composed, project, alone=True) if wanted == 1 or not strategy.pretends else None
+    if wanted == 1:
+        return _warnings(run)
+    with pretended(0, wanted):
+        if run is not None:
+            _begin(strategy, composed)
+            strategy.end()
+            strategy.require_fit(run.model)
+            return [f"{wanted} processes, of which only the settings and the cut of the model were checked; the step was tried in one", *_warnings(run)]
+    with pretended(wanted - 1, wanted):
+        last, _ = _asked(composed, project)
+        _begin(last, composed)
+        of_last = last.micro_batches
+        last.end()
+    with pretended(0, wanted):
+        run = _step(composed, project, alone=False)
+        return [*_plan(run.strategy, of_last, wanted), *_warnings(run)]
+
+
+def require_processes(composed: Composed, project: Project) -> None:
+    """Whether the processes that the strategy wants can carry the replicas, tried with all but this one pretended; nothing else is built.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    from samewise.runner.processes.peers import pretended
+
+    with pretended(0, 1):
+        strategy, wanted = _asked(composed, project)
+    if wanted > 1:
+        with pretended(0, wanted):
+            _begin(strategy, composed)
+            strategy.end()
+
+
+def _asked(composed: Composed, project: Project) -> tuple[Strategy, int]:
+    """The strategy, and how many processes it wants."""
+    strategy = instantiate(composed.cfg.strategy, "strategy", allowed=project.packages)
+    return strategy, strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
+
+
+def _begin(strategy: Strategy, composed: Composed) -> None:
+    strategy.begin(str(composed.cfg.device), composed.cfg.replicas, composed.cfg.accumulate)
+
+
+def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
+    """Take the step; the run, its strategy ended."""
+    from samewise.runner.training.build import build
+    from samewise.runner.training.evaluation import rehearse
+    from samewise.runner.training.loop import train_step
+
+    with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserved():
+        run = build(composed, project, RunFolder(Path(temporary)), alone=alone)
+        try:
+            train_step(run, next(run.batches()))
+            rehearse(run)
+        except SamewiseError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(refused_operator(error) or misfit(error)) from error
+        finally:
+            run.strategy.end()
+    return run
+
+
+def _warnings(run: Run | None) -> list[str]:
+    return [f"warning: {caution}" for caution in run.cautions] if run else []
+
+
+def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:
+    import torch
+
+    found = [f"{size} processes, tried as rank 0 with the others pretended: rank 0 takes {_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"]
+    found += first.described()
+    devices = torch.cuda.device_count() if first.device.type == "cuda" else 0
+    if devices and devices < size:
+        found.append(f"this machine has {devices} CUDA device{'s' * (devices > 1)}: `train` would not start {size} processes here")
+    return found
+
+
+def _span(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"micro-batch {numbers[0]}"
+    return f"micro-batches {numbers[0]} to {numbers[-1]}"
+
+
+def misfit(error: Exception | SystemExit) -> Problem:
+    """What a step raised, which comes from parts that are sound alone but do not fit together."""
+    if isinstance(error, SystemExit):
+        message, where = ends_process("the first step", error)
+        return Problem("recipe, model, dataset, transforms", message, hint=where)
+    if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
+        return Problem("dataset.num_classes", f"the data has the label {label[1]}, for which the model has no class", expected=f"at least {int(label[1]) + 1}")
+    return Problem(
+        "recipe, model, dataset, transforms",
+        f"the first step fails: {type(error).__name__}: {first_line(error)}",
+        expected="a model that takes the transformed batch, and outputs that the recipe takes",
+        hint="--debug shows where",
+    )
