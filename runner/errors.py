@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -87,10 +88,14 @@ class PeerFailed(SamewiseError):
         self.exit_code = exit_code
 
 
+INTERRUPTED = 3
+"""The exit code of a command that was stopped and can be given again."""
+
+
 class Interrupted(SamewiseError):
     """Asked to stop; saved, and resumable by the same command."""
 
-    exit_code = 3
+    exit_code = INTERRUPTED
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -121,6 +126,26 @@ def raised_at(error: BaseException) -> str:
 def ends_process(who: str, error: SystemExit) -> tuple[str, str]:
     """Message and hint for a `sys.exit` that is no way to end a training."""
     return f"{who} ends the process: sys.exit({error.code!r})", raised_at(error)
+
+
+def describe(error: BaseException) -> tuple[int, str]:
+    """The exit code for an error, and what a person is told of it."""
+    if isinstance(error, SamewiseError):
+        count = len(error.problems)
+        lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]
+        head = "interrupted:" if error.exit_code == INTERRUPTED else f"{count} problems:" if count > 1 else "error:"
+        return error.exit_code, "\n".join([head, *lines])
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted; the same command goes on from the last checkpoint"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = f" at {error.filename}" if error.filename else ""
+        hint = "free some space, then give the same command again; it goes on from the last checkpoint"
+        return 1, f"error:\n  the disk is full{where}\n    hint:     {hint}"
+    if isinstance(error, SystemExit):
+        message, where = ends_process("something", error)
+        return 1, f"error:\n  {message}\n    hint:     {where}"
+    message = " ".join(str(error).split())
+    return 1, f"error:\n  {type(error).__name__}: {message}\n    hint:     run again with --debug for the traceback"
 
 
 def _shown(value: object) -> str:

@@ -136,6 +136,27 @@ class BatchTransform(nn.Module, abc.ABC):
         return self.apply(batch, self.draw(batch, batch_size(batch)))
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What an optimizer step came to.
+
+    Args:
+        step: Counts from 1.
+        losses: By name, each the mean over what the recipe counts.
+        count: How much that was.
+        gradient_norm: The 2-norm of the last phase's gradient, before clipping.
+        batch: A digest of the batch as it was loaded; 0 where the step is not traced.
+        inputs: A digest of it as the model got it.
+    """
+
+    step: int
+    losses: Mapping[str, float]
+    count: float
+    gradient_norm: float
+    batch: int
+    inputs: int
+
+
 class Callback(abc.ABC):
     """Reads what happens and may ask to stop; it cannot change a number. Every method is optional."""
 
@@ -145,8 +166,8 @@ class Callback(abc.ABC):
     def on_start(self, run: Run) -> None:
         """Before the first step, after a checkpoint was restored."""
 
-    def on_step(self, run: Run, outcome: Any) -> None:
-        """After an optimizer step. `outcome` is a `loop.Outcome`: step, loss, count, parts, gradient norm, learning rate."""
+    def on_step(self, run: Run, outcome: Outcome) -> None:
+        """After an optimizer step."""
 
     def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         """After an evaluation; names carry their split (`valid/accuracy`)."""

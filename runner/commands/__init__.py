@@ -1,11 +1,16 @@
 """The commands, one a file: NAME.py with a docstring whose first line is its summary, `configure(parser)` and `run(args) -> int`.
 
-Here is what they share: the arguments that say which experiment.
+Here is what they share: the arguments that say which experiment. And the list of them, made without importing any.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,3 +42,34 @@ def composed_from(args: argparse.Namespace, *, strict: bool = True) -> Composed:
     from samewise.runner.config.compose import compose
 
     return compose(args.overrides, project=project_from(args), strict=strict)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: how it is configured and run, known without importing it.
+
+    Args:
+        name: As typed.
+        summary: One line, the first of its module's docstring.
+        path: The module's file.
+    """
+
+    name: str
+    summary: str
+    path: Path
+
+    def load(self) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
+        """Import the command's module, and only that."""
+        module = importlib.import_module(f"samewise.runner.commands.{self.path.stem}")
+        return module.configure, module.run
+
+
+def commands() -> dict[str, Command]:
+    """Every command by name, `train` first: a file in commands/ is a command."""
+    found = dict[str, Command]()
+    for file in sorted(Path(__file__).parent.glob("*.py"), key=lambda file: (file.stem != "train", file.stem)):
+        if not file.name.startswith("_"):
+            name = file.stem.replace("_", "-")
+            first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+            found[name] = Command(name, first.removeprefix(f"`samewise {name}`: ").rstrip("."), file)
+    return found

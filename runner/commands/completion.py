@@ -50,7 +50,7 @@ def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra'
         """Mixed into Hydra's classes: completes the command's name first, then what that command takes."""
 
         def _query(self, config_name: str | None, line: str) -> list[str]:
-            from samewise.runner.cli import commands
+            from samewise.runner.commands import commands
 
             words = line.split()
             if not words or (len(words) == 1 and not line.endswith(" ")):

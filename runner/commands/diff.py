@@ -38,7 +38,7 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import differences, identity
     from samewise.runner.records import environment, sources, trace
-    from samewise.runner.records.folder import read_json
+    from samewise.runner.records.files import read_json
 
     head, one = trace.read(first.trace)
     _, two = trace.read(second.trace)

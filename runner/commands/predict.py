@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import project, saved
     from samewise.runner.errors import ConfigError, Problem, SamewiseError
     from samewise.runner.records import sources
-    from samewise.runner.records.folder import read_json
+    from samewise.runner.records.files import read_json
     from samewise.runner.training.determinism import prepare
 
     files, overrides = _apart(args.files)

@@ -50,7 +50,8 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     from samewise.runner.config.fingerprint import differences, identity
     from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.records import environment, sources
-    from samewise.runner.records.folder import RunFolder, read_json
+    from samewise.runner.records.files import read_json
+    from samewise.runner.records.folder import RunFolder
     from samewise.runner.records.verify import Comparison, Parted, checkpoint_partings
     from samewise.runner.training.build import build
     from samewise.runner.training.loop import fit

@@ -76,6 +76,11 @@ class Composed:
         """Where the run is kept: `RUN_ROOT/NAME/FINGERPRINT[:12]`."""
         return RunFolder(Path(self.cfg.run_root) / self.name / self.fingerprint[:12])
 
+    @property
+    def tracking_uri(self) -> str | None:
+        """Of the MLflow store; None where tracking is off."""
+        return self.cfg.tracking.uri if self.cfg.tracking.enabled else None
+
 
 def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> Composed:
     """Compose one experiment.

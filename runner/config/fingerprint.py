@@ -13,7 +13,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from samewise.runner.records.folder import read_json
+from samewise.runner.records.files import read_json
 
 OUTSIDE = frozenset(
     {

@@ -2,7 +2,7 @@
 
 What a `_target_` may name: a public class, function or classmethod that is *defined in* an allowed package, reached through nothing but
 modules of allowed packages. So `torch.os.system`, `torch.load` and `torchvision.datasets.utils.download_url` are refused, as is
-`samewise.runner.records.folder.write_atomically`: of samewise itself only what is meant to be a component is allowed.
+`samewise.runner.records.files.write_atomically`: of samewise itself only what is meant to be a component is allowed.
 """
 
 from __future__ import annotations

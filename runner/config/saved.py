@@ -14,7 +14,8 @@ from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import differences, plain
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
-from samewise.runner.records.folder import RunFolder, read_json
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
 
 
 def find(name: str, *, run_root: Path) -> RunFolder:

@@ -19,25 +19,24 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from samewise.runner.errors import Interrupted, PeerFailed, Problem
-from samewise.runner.launchers.parent import end_with_parent
-from samewise.runner.launchers.snapshot import PROJECT
+from samewise.runner.errors import Interrupted, PeerFailed, Problem, describe
+from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER, PROJECT, end_with_parent
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.summary import print_summary
 from samewise.runner.records.sweep_folder import SweepFolder
 
-LOCAL = "SAMEWISE_ENDS_WITH_LAUNCHER"
-"""A variable that has a job save and stop when the process dies that started it."""
 _PATIENCE_S = 120.0
 
 
 def main(sweep: Path, number: int) -> int:
     """Train a point of a sweep; nothing is trained where its run is done."""
-    from samewise.runner import cli
     from samewise.runner.config import compose, project
+    from samewise.runner.training import loop
+    from samewise.runner.training.prepare import prepare
 
     folder = SweepFolder(sweep)
     alone = int(os.environ.get("RANK", "0")) == 0
-    if os.environ.pop(LOCAL, ""):
+    if os.environ.pop(ENDS_WITH_LAUNCHER, ""):
         end_with_parent(signal.SIGTERM)
     if alone:
         _begin(folder, number)
@@ -51,9 +50,14 @@ def main(sweep: Path, number: int) -> int:
         composed = dataclasses.replace(compose.load(folder.config(number)), project=found, overrides=tuple(folder.points()[number].overrides))
         if alone:
             _wait_for(composed.folder)
-        code = cli.train_composed(composed)
+        ready = prepare(composed)
+        if isinstance(ready, int):
+            code = ready
+        else:
+            print_summary(loop.fit(ready), ready.folder, uri=ready.composed.tracking_uri)
+            code = 0
     except BaseException as error:
-        code, said = cli.told(error)
+        code, said = describe(error)
         if code == 1:
             traceback.print_exc()
         if not isinstance(error, PeerFailed) or not error.is_told:

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, final
 
 import yaml
 
-from samewise.runner.cli import INTERRUPTED
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import INTERRUPTED, ConfigError, Problem
 from samewise.runner.launchers import kubernetes_manifest as manifest
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.kubernetes_status import Cluster
 from samewise.runner.launchers.snapshot import snapshot, variables
-from samewise.runner.records.folder import read_json, write_json
+from samewise.runner.records.files import read_json, write_json
 
 if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from samewise.runner.cli import INTERRUPTED
-from samewise.runner.records.folder import read_json
+from samewise.runner.errors import INTERRUPTED
+from samewise.runner.records.files import read_json
 from samewise.runner.records.sweep_folder import SweepFolder
 
 _EVERY_S = 1.0

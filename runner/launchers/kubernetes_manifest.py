@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from samewise.runner.cli import INTERRUPTED
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import INTERRUPTED, ConfigError, Problem
 
 CONTAINER = "run"
 OURS = ("containers", "restartPolicy", "terminationGracePeriodSeconds", "volumes")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, final
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.parent import Parent
+from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
 from samewise.runner.tracking.link import SHARED
 from samewise.runner.tracking.sender_parent import SenderParent
 
@@ -163,6 +164,6 @@ def _spawn(job: Job, environment: Mapping[str, str], cores: Sequence[int] | None
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **environment, "SAMEWISE_ENDS_WITH_LAUNCHER": "1"},
+            env={**os.environ, **environment, ENDS_WITH_LAUNCHER: "1"},
             start_new_session=True,
         )

@@ -9,7 +9,6 @@ its standard input: a line of JSON for each job; on its standard output: one for
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -24,9 +23,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from samewise.runner.launchers.base import Job
-from samewise.runner.sweepers.base import REPORTER
+from samewise.runner.processes.this_process import REPORTER, end_with_parent
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PRELOAD = (
     "torch",
     "torchvision",
@@ -195,12 +193,6 @@ def _be(message: Mapping[str, Any]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def end_with_parent(number: signal.Signals) -> None:
-    """Have Linux send this process a signal when the one that started it dies, even by SIGKILL."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 if __name__ == "__main__":

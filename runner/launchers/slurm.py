@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.snapshot import snapshot, variables
-from samewise.runner.records.folder import read_json, write_json
+from samewise.runner.records.files import read_json, write_json
 
 if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder

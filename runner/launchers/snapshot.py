@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samewise.runner.processes.this_process import PROJECT
 from samewise.runner.records.sources import is_library
 
 if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder
 
-PROJECT = "SAMEWISE_PROJECT"
-"""A variable that names a copy, which a job then takes for the user's project."""
 _LARGE = 16 << 20  # bytes; a file of this size is data that lies in a package, and is linked
 _CONFIGS = "project_configs"
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, first_line
 from samewise.runner.processes.meeting import announce, awaited, failed, meeting_point
-from samewise.runner.training.launch import is_rank
+from samewise.runner.processes.this_process import is_rank
 
 _pretending = contextvars.ContextVar("pretending", default=False)
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, Problem, SamewiseError, TrainingError, first_line
 from samewise.runner.records import shards
 from samewise.runner.records.digest import state_digest
-from samewise.runner.records.folder import fsync_folder, read_json, set_aside, write_json
+from samewise.runner.records.files import fsync_folder, read_json, set_aside, write_json
 
 FORMAT = 1
 

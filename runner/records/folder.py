@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
-import json
 import os
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError
 
@@ -123,53 +120,3 @@ class RunFolder:
                     raise TrainingError(Problem(str(self.path), "the run's folder is gone", hint=hint))
 
             yield require
-
-
-def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write a file so that a reader, or a crash at any moment, sees the old content or the new, never a part.
-
-    Raises:
-        TrainingError: the disk is full or the file cannot be written; the old content is still there.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    raw = data.encode() if isinstance(data, str) else data
-    try:
-        with open(temporary, "wb") as handle:
-            handle.write(raw)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-        fsync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise TrainingError(Problem(str(path), f"cannot be written: {error.strerror}", hint="free some space, then give the same command again")) from None
-
-
-def fsync_folder(path: Path) -> None:
-    """Make renames within a folder durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def set_aside(path: Path, why: str) -> Path:
-    """Rename a file or folder that may hold work and is in the way to WHY-NAME, or WHY-NAME-2 and so on; where it is now."""
-    names = (f"{why}-{path.name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
-    target = next(place for place in map(path.with_name, names) if not os.path.lexists(place))
-    path.rename(target)
-    return target
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=2) + "\n")
-
-
-def read_json(path: Path) -> Any:
-    """The file's value, or None where there is no such file."""
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None

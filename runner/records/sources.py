@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records.folder import RunFolder, read_json
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
 
 
 def is_library(file: Path) -> bool:

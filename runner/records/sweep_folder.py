@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.records.folder import RunFolder, read_json, write_json
+from samewise.runner.records.files import read_json, write_json
+from samewise.runner.records.folder import RunFolder
 
 HOME = "sweeps"
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from torch import Tensor, nn
 
 from samewise.runner.records.digest import combined, digests, value_digest
-from samewise.runner.records.folder import set_aside
+from samewise.runner.records.files import set_aside
 
 # In the order in which a step computes them: the first that differs says where the step parted.
 STAGES = {

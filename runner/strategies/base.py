@@ -17,9 +17,9 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Loss
+from samewise.runner.optim.norm import total_norm
 from samewise.runner.processes.peers import Alone, Peers
 from samewise.runner.records.digest import digests
-from samewise.runner.training.finite import total_norm
 
 
 @dataclass

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.peers import Peers, is_pretended, join
+from samewise.runner.processes.this_process import is_rank
 from samewise.runner.strategies.base import Strategy, device_named
-from samewise.runner.training.launch import is_rank
 
 BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
 """By name: whether this torch is built with it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from samewise.runner.records.folder import read_json
+from samewise.runner.records.files import read_json
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweep.results import Outcome, ranked
 

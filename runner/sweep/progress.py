@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from samewise.runner.records.folder import read_json
+from samewise.runner.records.files import read_json
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.results import Outcome, State, latest
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.launchers.base import Launcher, Seen, Standing
-from samewise.runner.records.folder import read_json
+from samewise.runner.records.files import read_json
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 
 

@@ -9,10 +9,6 @@ from pathlib import Path
 
 from samewise.runner.sweepers.space import Space
 
-REPORTER = "SAMEWISE_REPORTER"
-"""A variable of a job's environment: a `samewise.runner.interfaces.Callback`, as JSON with a `_target_`, made in the job's process. It tells the sweeper how
-the run goes and may ask it to stop; it is in no config, so it changes no experiment."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -77,7 +73,7 @@ class Sweeper(abc.ABC):
         """What became of a setting; when the sweep goes on, of those that have ended before once more. Told to sweepers that are not `listed`."""
 
     def variables(self, setting: Setting, seed: int) -> Mapping[str, str]:
-        """Environment variables for the run of a setting with its `seed`-th seed, by which it may report while it trains: `REPORTER`.
+        """Environment variables for the run of a setting with its `seed`-th seed, by which it may report while it trains: `processes.this_process.REPORTER`.
 
         Their names begin with SAMEWISE_. Default: none.
         """

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers import optuna_study
-from samewise.runner.sweepers.base import REPORTER, Result, Setting, Sweeper
+from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.optuna_study import optuna
 from samewise.runner.sweepers.space import Dimension, Space
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.interfaces import Callback
-from samewise.runner.records.folder import write_json
+from samewise.runner.records.files import write_json
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.optuna_study import optuna

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
 from samewise.runner.errors import TrainingError
-from samewise.runner.records.folder import RunFolder, read_json, set_aside, write_json
+from samewise.runner.records.files import read_json, set_aside, write_json
+from samewise.runner.records.folder import RunFolder
 
 _LOG = logging.getLogger("samewise.tracking")
 

@@ -16,7 +16,8 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from omegaconf import OmegaConf
 
-from samewise.runner.records.folder import RunFolder, read_json
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import describing, journal, progress
 from samewise.runner.tracking.address import password, without_password
 from samewise.runner.tracking.store import experiment_id

@@ -12,7 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records.folder import RunFolder, read_json
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
 from samewise.runner.tracking.address import checked, sqlite_file
 from samewise.runner.tracking.journal import Journal

@@ -14,7 +14,7 @@ from typing import Any, final
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.errors import Problem
-from samewise.runner.records.folder import read_json
+from samewise.runner.records.files import read_json
 
 _PATIENCE_S = 10
 """How long ranks that hang are waited for once another has said why it ends."""

@@ -17,6 +17,7 @@ from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform, fingerprint
+from samewise.runner.data.device import mover
 from samewise.runner.data.loading import KeyedDataset
 from samewise.runner.data.order import Order, Sequential, Shuffled
 from samewise.runner.data.plan import Plan
@@ -33,9 +34,10 @@ from samewise.runner.strategies.base import Strategy, device_named
 from samewise.runner.strategies.single import Single
 from samewise.runner.training import determinism
 from samewise.runner.training.evaluation import require_weights
+from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.predictor import Predictor
 from samewise.runner.training.reporter import reporter
-from samewise.runner.training.run import Run, Split, TrainingPhase, mover
+from samewise.runner.training.run import Run, Split
 
 Make = Callable[..., Any]
 SPLITS = ("train", "valid", "test")

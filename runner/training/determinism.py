@@ -67,24 +67,6 @@ def warm_up() -> None:
     torch.set_num_threads(threads)
 
 
-NO_DETERMINISTIC = "does not have a deterministic implementation"
-
-
-def refused_operator(error: BaseException) -> Problem | None:
-    """The problem behind torch's refusal of an operator without a deterministic implementation, else None."""
-    text = str(error)
-    if NO_DETERMINISTIC not in text:
-        return None
-    operator = text.split(NO_DETERMINISTIC)[0].strip().split()[-1] if text.split(NO_DETERMINISTIC)[0].strip() else "an operator"
-    return Problem(
-        "reproducibility.level",
-        f"the operator {operator} has no deterministic implementation on this device",
-        "strict",
-        "operators that give the same bits each time",
-        "use another operator or device, or give up the promise with reproducibility=fast",
-    )
-
-
 def require_deterministic(model: nn.Module, device: torch.device, settings: Any) -> None:
     """Refuse the layers of a model that would not repeat to the bit and whose operators do not say so themselves: cuDNN's recurrent ones.
 

@@ -10,7 +10,6 @@ ended by itself) on the way up.
 from __future__ import annotations
 
 import copy
-import ctypes
 import dataclasses
 import json
 import os
@@ -27,16 +26,10 @@ from omegaconf import OmegaConf
 from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError
-from samewise.runner.records.folder import read_json, write_json
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError, describe
+from samewise.runner.processes.this_process import end_with_parent
+from samewise.runner.records.files import read_json, write_json
 from samewise.runner.training.agent import outcomes, run_agent
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def is_rank() -> bool:
-    """Whether something (torchrun, `samewise train` itself) has started this process as one of several that train together."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def processes(composed: Composed) -> int:
@@ -117,12 +110,6 @@ def _told(handed: Path, nproc: int, problem: Problem | None, *, debug: bool) -> 
     raise TrainingError(problem)
 
 
-def _end_with_the_launcher() -> None:
-    """Have Linux send this rank SIGTERM when the process that started it dies, even by SIGKILL: it finishes its step, saves and stops."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]) -> int:
     """Train as one of several ranks.
 
@@ -141,11 +128,10 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
     from samewise.runner.training.loop import fit
 
     main = int(os.environ["RANK"]) == 0
-    _end_with_the_launcher()
+    end_with_parent(signal.SIGTERM)  # it then finishes its step, saves and stops
     try:
         composed, done = _agreed(composed, main=main, look=look, check=check)
-        folder, uri = composed.folder, composed.cfg.tracking.uri if composed.cfg.tracking.enabled else None
-        summary = done if done is not None else fit(build(composed, composed.project, folder))
+        summary = done if done is not None else fit(build(composed, composed.project, composed.folder))
     except BaseException as error:
         told_by_another = not announce(error)
         linger()
@@ -153,7 +139,7 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
             raise PeerFailed(f"rank {os.environ['RANK']} stopped, as another did", exit_code=getattr(error, "exit_code", 1)) from error
         raise
     if main:
-        print_summary(summary, folder, uri=uri, as_json=as_json, fresh=done is None)
+        print_summary(summary, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=done is None)
     return 0
 
 
@@ -179,8 +165,6 @@ def _agreed(
 
 def main(handed: Path) -> int:
     """A rank that `launch` has started: read what was handed down, train, and leave word of how it ended."""
-    from samewise.runner.cli import told
-
     number = int(os.environ["RANK"])
     try:
         given = read_json(handed / "handed.json")
@@ -190,7 +174,7 @@ def main(handed: Path) -> int:
         return rank(composed, as_json=given["json"], look=lambda: None, check=lambda: None)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has something to say first
-        code, said = told(error)
+        code, said = describe(error)
         if isinstance(error, PeerFailed):
             return code
         write_json(handed / f"rank-{number}.json", {"exit_code": code, "said": said, "traceback": "".join(traceback.format_exception(error))})

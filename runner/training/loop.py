@@ -6,8 +6,7 @@ replicas in a fixed order, average, clip, check that all is finite, step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,24 +14,14 @@ from torch import Tensor
 
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
+from samewise.runner.interfaces import Outcome
 from samewise.runner.records.digest import combined
 from samewise.runner.strategies.base import Tally
 from samewise.runner.training.evaluation import evaluate
 from samewise.runner.training.finite import require_finite_step
-from samewise.runner.training.run import Run, TrainingPhase
+from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.run import Run
 from samewise.runner.training.session import session
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a step came to. `step` counts from 1; losses are means over what the recipe counts; the norm is the last phase's, before clipping."""
-
-    step: int
-    losses: Mapping[str, float]
-    count: float
-    gradient_norm: float
-    batch: int
-    inputs: int
 
 
 def fit(run: Run) -> dict[str, Any]:

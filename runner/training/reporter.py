@@ -8,7 +8,7 @@ import os
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.interfaces import Callback
-from samewise.runner.sweepers.base import REPORTER
+from samewise.runner.processes.this_process import REPORTER
 
 _NAME = "(sweep)"
 

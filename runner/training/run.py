@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from samewise.runner.config import schema
 from samewise.runner.config.compose import Composed
@@ -19,7 +16,7 @@ from samewise.runner.data.loading import KeyedDataset, Loader, MicroBatch, train
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import Interrupted, Problem
-from samewise.runner.interfaces import Batch, Callback, Phase, Recipe, Scores
+from samewise.runner.interfaces import Batch, Callback, Outcome, Recipe, Scores
 from samewise.runner.optim.build import load_state
 from samewise.runner.optim.schedules import Schedule
 from samewise.runner.precision import Precision
@@ -28,54 +25,10 @@ from samewise.runner.records.checkpoint import Checkpoints
 from samewise.runner.records.digest import weights_sha256
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
-from samewise.runner.strategies.base import Strategy, Tally
+from samewise.runner.strategies.base import Strategy
 from samewise.runner.tracking.tracker import Tracker
-from samewise.runner.training.finite import not_finite, require_finite_model, total_norm
-
-if TYPE_CHECKING:
-    from samewise.runner.training.loop import Outcome
-
-
-@dataclass(frozen=True)
-class TrainingPhase:
-    """A recipe's phase with its optimizer."""
-
-    number: int
-    spec: Phase
-    optimizer: Optimizer
-    others: Sequence[nn.Parameter] = ()
-    """The parameters that only other phases train."""
-    total_norm: Callable[[Sequence[Tensor]], Tensor] = total_norm
-    """The 2-norm of some gradients together."""
-
-    @contextmanager
-    def training(self) -> Generator[None]:
-        """Within it only the phase's own parameters gather gradients: the others' would be computed to be thrown away."""
-        for parameter in self.others:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in self.others:
-                parameter.requires_grad_(True)
-
-    def learning_rates(self) -> list[float]:
-        """Of its parameter groups, without repeats, in order."""
-        return list(dict.fromkeys(float(group["lr"]) for group in self.optimizer.param_groups))
-
-    def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> float:
-        """Make the sums of gradients the gradient of the mean loss, and clip it. Returns its 2-norm before clipping."""
-        precision.unscale(self.optimizer)
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if tally.weight != 1.0:
-            for gradient in gradients:
-                gradient.mul_(1.0 / tally.weight)
-        norm = self.total_norm(gradients)
-        if clip_norm is not None:
-            scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
-            for gradient in gradients:
-                gradient.mul_(scale)
-        return norm.item()
+from samewise.runner.training.finite import not_finite, require_finite_model
+from samewise.runner.training.phase import TrainingPhase
 
 
 @dataclass
@@ -319,21 +272,3 @@ class Run:
             "mlflow_run_id": self.tracker.run_id(),
             "timings": {"training_s": round(seconds, 3), "step_ms": round(1000 * seconds / max(self.step, 1), 3)},
         }
-
-
-def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Batch]:
-    """A function that takes a batch to the device: tensors, and lists of them; 4-d ones in channels_last where that is wanted."""
-    if device.type == "cpu" and not channels_last:
-        return lambda batch: batch
-
-    def move(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            memory_format = torch.channels_last if channels_last and value.dim() == 4 else torch.preserve_format
-            return value.to(device, non_blocking=True, memory_format=memory_format)
-        if isinstance(value, list | tuple):
-            return type(value)(move(item) for item in value)
-        if isinstance(value, dict):
-            return {name: move(item) for name, item in value.items()}
-        return value
-
-    return move

@@ -19,11 +19,10 @@ from samewise.runner.config import compose
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
 from samewise.runner.records import checkpoint, environment, sources
-from samewise.runner.records.folder import read_json, write_atomically, write_json
+from samewise.runner.records.files import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.determinism import refused_operator
 from samewise.runner.training.evaluation import rehearse, validated
-from samewise.runner.training.trial import misfit
+from samewise.runner.training.misfits import misfit, refused_operator
 
 if TYPE_CHECKING:
     from samewise.runner.training.run import Run

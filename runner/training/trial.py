@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +11,9 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, first_line
+from samewise.runner.errors import ConfigError, SamewiseError
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.training.determinism import refused_operator
+from samewise.runner.training.misfits import misfit, refused_operator
 
 if TYPE_CHECKING:
     from samewise.runner.strategies.base import Strategy
@@ -120,18 +119,3 @@ def _span(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"micro-batch {numbers[0]}"
     return f"micro-batches {numbers[0]} to {numbers[-1]}"
-
-
-def misfit(error: Exception | SystemExit) -> Problem:
-    """What a step raised, which comes from parts that are sound alone but do not fit together."""
-    if isinstance(error, SystemExit):
-        message, where = ends_process("the first step", error)
-        return Problem("recipe, model, dataset, transforms", message, hint=where)
-    if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
-        return Problem("dataset.num_classes", f"the data has the label {label[1]}, for which the model has no class", expected=f"at least {int(label[1]) + 1}")
-    return Problem(
-        "recipe, model, dataset, transforms",
-        f"the first step fails: {type(error).__name__}: {first_line(error)}",
-        expected="a model that takes the transformed batch, and outputs that the recipe takes",
-        hint="--debug shows where",
-    )

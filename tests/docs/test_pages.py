@@ -13,7 +13,7 @@ import pytest
 from samewise_docs_pages import PAGES, Block, Command, blocks, first_not_printed, links, make_files
 from samewise_docs_settings_table import PAGE, written
 
-from samewise.runner.cli import commands
+from samewise.runner.commands import commands
 from samewise.runner.config import project
 from samewise.runner.config.compose import compose
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from samewise.runner.cli import commands
+from samewise.runner.commands import commands
 
 LIGHT = [
     ["--help"],

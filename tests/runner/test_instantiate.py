@@ -57,7 +57,7 @@ STRANGERS = [
     "torchmetrics.utilities.imports.importlib.import_module",
     "samewise.runner.cli.main",
     "samewise.runner.cli.os.system",
-    "samewise.runner.records.folder.write_atomically",
+    "samewise.runner.records.files.write_atomically",
     "samewise.runner.records.checkpoint.load",
     "samewise.runner.config.instantiate.locate",
     "samewise.runner.config.instantiate.importlib.import_module",

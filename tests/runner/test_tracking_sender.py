@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from samewise.runner.records.folder import RunFolder, read_json, write_json
+from samewise.runner.records.files import read_json, write_json
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import progress
 from samewise.runner.tracking.link import SHARED
 from samewise.runner.tracking.sender_parent import SenderParent

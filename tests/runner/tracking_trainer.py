@@ -13,7 +13,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from samewise.runner.config.schema import Tracking
-from samewise.runner.records.folder import RunFolder, write_atomically, write_json
+from samewise.runner.records.files import write_atomically, write_json
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import open_tracker
 
 

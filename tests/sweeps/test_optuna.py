@@ -13,8 +13,9 @@ import pytest
 
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
+from samewise.runner.processes.this_process import REPORTER
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweepers.base import REPORTER, Result, Setting
+from samewise.runner.sweepers.base import Result, Setting
 from samewise.runner.sweepers.optuna import Optuna
 from samewise.runner.sweepers.optuna_study import FILE, optuna, storage
 from samewise.runner.sweepers.random import Random

@@ -1,0 +1,59 @@
+"""Train an experiment, or go on with it, or report that it is done."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from samewise.runner.commands import add_overrides, composed_from
+from samewise.runner.records.summary import print_summary
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `train`."""
+    add_overrides(parser)
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep, as `samewise sweep`; several values (a=1,2) make one by themselves")
+    parser.epilog = """\
+examples:
+  samewise train experiment=resnet18_digits
+  samewise train experiment=resnet18_digits optimizer.lr=0.05 max_epochs=3
+  samewise train model=resnet50 dataset=cifar10 optimizer=adamw batch_size=128 seed=1
+  samewise train experiment=resnet18_digits debug=tiny
+
+the keys most used:
+  experiment=NAME            a whole recipe; `samewise list experiment` shows them
+  seed=0                     the key of all randomness
+  max_epochs=10 max_steps=N  how long to train
+  batch_size=64              samples an optimizer step sees
+  accumulate=4               the same batch in four smaller pieces, for less memory
+  optimizer=sgd optimizer.lr=0.1 scheduler=cosine
+  device=cuda precision=bf16
+  loader.num_workers=4       the same bits with any number
+  run_root=runs              where runs are kept
+
+The same command again resumes a run that was stopped, and reports one that is done."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, unless the overrides make a sweep of it."""
+    if args.multirun or _is_sweep(args.overrides):
+        from samewise.runner.commands.sweep import start
+
+        return start(args)
+    from samewise.runner.training.prepare import prepare
+
+    ready = prepare(composed_from(args, strict=False), as_json=args.json, debug=args.debug)
+    if isinstance(ready, int):
+        return ready
+    from samewise.runner.training.loop import fit
+
+    print_summary(fit(ready), ready.folder, uri=ready.composed.tracking_uri, as_json=args.json)
+    return 0
+
+
+def _is_sweep(overrides: Sequence[str]) -> bool:
+    """Whether any override has several values. What cannot be read is none: composing tells of it."""
+    from samewise.runner.config.overrides import has_several_values
+
+    return any(has_several_values(text) for text in overrides)

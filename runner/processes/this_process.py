@@ -1,0 +1,31 @@
+"""What this process was started as: one of several ranks, a job of a sweep; and that it ends with what started it. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+REPORTER = "SAMEWISE_REPORTER"
+"""A variable of a job's environment: a `samewise.runner.interfaces.Callback`, as JSON with a `_target_`, made in the job's process. It tells the sweeper how
+the run goes and may ask it to stop; it is in no config, so it changes no experiment."""
+
+PROJECT = "SAMEWISE_PROJECT"
+"""A variable that names a copy of the code, which a job then takes for the user's project."""
+
+ENDS_WITH_LAUNCHER = "SAMEWISE_ENDS_WITH_LAUNCHER"
+"""A variable that has a job save and stop when the process that started it dies."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def is_rank() -> bool:
+    """Whether something (torchrun, `samewise train` itself) has started this process as one of several that train together."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Have Linux send this process a signal when the one that started it dies, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))

@@ -1,0 +1,39 @@
+"""What a step raised, as a problem that a person can act on: parts that are sound alone and do not fit together, operators that torch refuses."""
+
+from __future__ import annotations
+
+import re
+
+from samewise.runner.errors import Problem, ends_process, first_line
+
+NO_DETERMINISTIC = "does not have a deterministic implementation"
+
+
+def refused_operator(error: BaseException) -> Problem | None:
+    """The problem behind torch's refusal of an operator without a deterministic implementation, else None."""
+    text = str(error)
+    if NO_DETERMINISTIC not in text:
+        return None
+    operator = text.split(NO_DETERMINISTIC)[0].strip().split()[-1] if text.split(NO_DETERMINISTIC)[0].strip() else "an operator"
+    return Problem(
+        "reproducibility.level",
+        f"the operator {operator} has no deterministic implementation on this device",
+        "strict",
+        "operators that give the same bits each time",
+        "use another operator or device, or give up the promise with reproducibility=fast",
+    )
+
+
+def misfit(error: Exception | SystemExit) -> Problem:
+    """What a step raised, which comes from parts that are sound alone but do not fit together."""
+    if isinstance(error, SystemExit):
+        message, where = ends_process("the first step", error)
+        return Problem("recipe, model, dataset, transforms", message, hint=where)
+    if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
+        return Problem("dataset.num_classes", f"the data has the label {label[1]}, for which the model has no class", expected=f"at least {int(label[1]) + 1}")
+    return Problem(
+        "recipe, model, dataset, transforms",
+        f"the first step fails: {type(error).__name__}: {first_line(error)}",
+        expected="a model that takes the transformed batch, and outputs that the recipe takes",
+        hint="--debug shows where",
+    )

@@ -1,0 +1,58 @@
+"""One optimizer's share of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samewise.runner.interfaces import Phase
+from samewise.runner.optim.norm import total_norm
+from samewise.runner.precision import Precision
+from samewise.runner.strategies.base import Tally
+
+
+@dataclass(frozen=True)
+class TrainingPhase:
+    """A recipe's phase with its optimizer."""
+
+    number: int
+    spec: Phase
+    optimizer: Optimizer
+    others: Sequence[nn.Parameter] = ()
+    """The parameters that only other phases train."""
+    total_norm: Callable[[Sequence[Tensor]], Tensor] = total_norm
+    """The 2-norm of some gradients together."""
+
+    @contextmanager
+    def training(self) -> Generator[None]:
+        """Within it only the phase's own parameters gather gradients: the others' would be computed to be thrown away."""
+        for parameter in self.others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in self.others:
+                parameter.requires_grad_(True)
+
+    def learning_rates(self) -> list[float]:
+        """Of its parameter groups, without repeats, in order."""
+        return list(dict.fromkeys(float(group["lr"]) for group in self.optimizer.param_groups))
+
+    def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> float:
+        """Make the sums of gradients the gradient of the mean loss, and clip it. Returns its 2-norm before clipping."""
+        precision.unscale(self.optimizer)
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if tally.weight != 1.0:
+            for gradient in gradients:
+                gradient.mul_(1.0 / tally.weight)
+        norm = self.total_norm(gradients)
+        if clip_norm is not None:
+            scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+            for gradient in gradients:
+                gradient.mul_(scale)
+        return norm.item()

@@ -1,0 +1,75 @@
+"""From a composed config to a run that is ready to train; or to the answer that it need not be, or has been, in other processes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.config.check import check, settings_are_sound
+from samewise.runner.config.saved import answers
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.processes.this_process import is_rank
+from samewise.runner.records.files import read_json
+from samewise.runner.records.sources import require_same
+from samewise.runner.records.summary import print_summary
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
+    from samewise.runner.training.run import Run
+
+
+def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | int:
+    """What `train` does before it trains.
+
+    Args:
+        composed: The experiment, with its problems where there are any.
+        as_json: Print the summary as JSON.
+        debug: Show the traceback of a rank that failed.
+
+    Returns:
+        The run, for `fit`; or the exit code where nothing is left to be done here: the run is done, or other processes have trained it.
+
+    Raises:
+        ConfigError: with all that is wrong.
+    """
+    from samewise.runner.training import determinism
+    from samewise.runner.training.launch import launch, processes, rank
+
+    project = composed.project
+    sound = settings_are_sound(composed)
+    if sound and not is_rank():
+        done = _finished(composed)
+        if done is not None:
+            print_summary(done, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=False)
+            return 0
+    if sound:
+        determinism.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
+    if is_rank():
+        return rank(composed, as_json=as_json, look=partial(_finished, composed), check=partial(check, composed, project))
+    check(composed, project)
+    wanted = processes(composed)
+    if wanted > 1:
+        return launch(composed, wanted, as_json=as_json, debug=debug)
+
+    from samewise.runner.training.build import build
+
+    return build(composed, project, composed.folder)
+
+
+def _finished(composed: Composed) -> dict[str, Any] | None:
+    """The summary of a run that is done. A damaged one is none, and one below a run_root that is no folder, of which `check` tells.
+
+    Raises:
+        ConfigError: it is there and cannot be read, or was trained with other code.
+    """
+    try:
+        summary = read_json(composed.folder.summary)
+    except (NotADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        hint = "nothing is trained as long as the run may be done; see to the storage, then give the same command again"
+        raise ConfigError(Problem(str(composed.folder.summary), f"cannot be read: {error.strerror}", hint=hint)) from None
+    if not isinstance(summary, dict) or summary.get("status") != "finished" or not answers(composed.folder, composed.cfg):
+        return None
+    require_same(composed.folder, lambda: composed.cfg.reproducibility)
+    return summary
