@@ -35,9 +35,10 @@ bench: install ## measure: time per step and time to the first step, as ratios
 mutants: install ## plant small faults, one at a time, and count those that the default tests find (an hour on two cores; SHARE=0.2 tries a fifth)
 	$(BIN)/python tests/mutation/mutants.py --jobs $(JOBS) --share $(or $(SHARE),1)
 
-lint: install ## check style and format
+lint: install ## check style, format, and that imports run one way
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	BIN=$(CURDIR)/$(BIN) tests/packaging/lint_imports.sh
 
 types: install ## check types, strictly, in runner/
 	$(BIN)/pyright --project .package

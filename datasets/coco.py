@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, final
 
-from samewise.datasets.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
+from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _ROUNDING = 1.0

@@ -10,7 +10,7 @@ from typing import Literal, final
 import numpy as np
 import torch
 
-from samewise.datasets.in_memory import InMemoryImages, Transform
+from samewise.datasets.parts.in_memory import InMemoryImages, Transform
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _SPLITS = ("train", "valid")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.annotated_images import annotated_sample
 from samewise.datasets.digits import Digits
+from samewise.datasets.parts.annotated_images import annotated_sample
 from samewise.runner.errors import ConfigError, Problem
 
 _TRIES = 20

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from samewise.datasets.in_memory import InMemoryImages, Transform
+from samewise.datasets.parts.in_memory import InMemoryImages, Transform
 from samewise.runner.errors import ConfigError, Problem
 
 _CELLS = 4

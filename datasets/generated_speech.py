@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.utterances import LETTERS, sample
+from samewise.datasets.parts.utterances import LETTERS, sample
 from samewise.runner.errors import ConfigError, Problem
 
 _TICKS = 1 << 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.decode import Mode
-from samewise.datasets.image_files import Cache, ImageFiles, check_classes, class_folders, list_images
-from samewise.datasets.in_memory import Transform
+from samewise.datasets.parts.decode import Mode
+from samewise.datasets.parts.image_files import Cache, ImageFiles, check_classes, class_folders, list_images
+from samewise.datasets.parts.in_memory import Transform
 from samewise.runner.errors import DataError, Problem
 
 

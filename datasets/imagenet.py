@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.image_files import Cache, ImageFiles, class_folders, list_images
-from samewise.datasets.in_memory import Transform
+from samewise.datasets.parts.image_files import Cache, ImageFiles, class_folders, list_images
+from samewise.datasets.parts.in_memory import Transform
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _LAYOUT = "train/WNID/*.JPEG, and val/WNID/*.JPEG, or val/*.JPEG with the folder ILSVRC2012_devkit_t12 or the file LOC_val_solution.csv beside train and val"

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.recordings import Cache
-from samewise.datasets.torchvision_files import load
-from samewise.datasets.utterances import LETTERS, Spelling, Utterances, require_files
+from samewise.datasets.parts.recordings import Cache
+from samewise.datasets.parts.torchvision_files import load
+from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 SUBSETS = ("dev-clean", "dev-other", "test-clean", "test-other", "train-clean-100", "train-clean-360", "train-other-500")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.audio_files import list_audio
-from samewise.datasets.clips import Clips
-from samewise.datasets.recordings import Cache, Recordings
+from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.clips import Clips
+from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 SUBSETS = ("dev-clean", "dev-other", "test-clean", "test-other", "train-clean-100", "train-clean-360", "train-other-500")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.clips import Clips
-from samewise.datasets.recordings import Cache, Recordings
-from samewise.datasets.utterances import require_files
+from samewise.datasets.parts.clips import Clips
+from samewise.datasets.parts.recordings import Cache, Recordings
+from samewise.datasets.parts.utterances import require_files
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 _ARCHIVE = "LJSpeech-1.1"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
-from samewise.datasets.recordings import Cache
-from samewise.datasets.utterances import LETTERS, Spelling, Utterances, require_files
+from samewise.datasets.parts.recordings import Cache
+from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
 from samewise.runner.errors import DataError, Problem, nearest
 
 

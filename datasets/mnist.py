@@ -7,8 +7,8 @@ from typing import Literal, final
 import torch
 import torchvision.datasets
 
-from samewise.datasets import torchvision_files
-from samewise.datasets.in_memory import InMemoryImages, Transform
+from samewise.datasets.parts import torchvision_files
+from samewise.datasets.parts.in_memory import InMemoryImages, Transform
 
 Split = Literal["train", "valid", "test"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_labels, checked_box
-from samewise.datasets.image_files import EXTENSIONS
+from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_labels, checked_box
+from samewise.datasets.parts.image_files import EXTENSIONS
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.audio_files import list_audio
-from samewise.datasets.recordings import Cache, Recordings
+from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 _LOUDNESS = 0.05

@@ -9,9 +9,9 @@ from typing import Literal, final
 
 from torchaudio.datasets import SPEECHCOMMANDS
 
-from samewise.datasets.recordings import Cache
-from samewise.datasets.torchvision_files import check_split, load
-from samewise.datasets.utterances import LETTERS, Spelling, Utterances
+from samewise.datasets.parts.recordings import Cache
+from samewise.datasets.parts.torchvision_files import check_split, load
+from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
 
 _PARTS = {"train": "training", "valid": "validation", "test": "testing"}
 

@@ -9,9 +9,9 @@ from typing import Any, final
 
 import torch
 
-from samewise.datasets.audio_files import list_audio
-from samewise.datasets.recordings import Cache
-from samewise.datasets.utterances import LETTERS, Spelling, Utterances, sample
+from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.recordings import Cache
+from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, sample
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

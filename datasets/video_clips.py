@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.image_files import check_classes, class_folders, list_images, spaced
-from samewise.datasets.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_torchcodec, versions
+from samewise.datasets.parts.image_files import check_classes, class_folders, list_images, spaced
+from samewise.datasets.parts.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_torchcodec, versions
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Where = Literal["random", "centre"]

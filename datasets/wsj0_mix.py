@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.mixture_files import MixtureFiles
+from samewise.datasets.parts.mixture_files import MixtureFiles
 from samewise.runner.errors import ConfigError, Problem
 
 _SUBSETS = {"train": "tr", "valid": "cv", "test": "tt"}

@@ -7,10 +7,10 @@ from typing import Literal, final
 
 from torchaudio.datasets import YESNO
 
-from samewise.datasets.audio_files import list_audio
-from samewise.datasets.recordings import Cache
-from samewise.datasets.torchvision_files import load
-from samewise.datasets.utterances import LETTERS, Spelling, Utterances
+from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.recordings import Cache
+from samewise.datasets.parts.torchvision_files import load
+from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _FOLDER = "waves_yesno"

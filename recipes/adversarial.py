@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samewise.recipes import pictures
+from samewise.recipes.parts import pictures
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 from samewise.runner.interfaces import Batch, Loss, Phase, Recipe, Scores
 

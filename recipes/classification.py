@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from samewise.datasets.decode import read_image
-from samewise.datasets.video_files import centre, clip_frames, read_frames
-from samewise.recipes import pictures
+from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
+from samewise.recipes.parts import pictures
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
 

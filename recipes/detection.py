@@ -17,11 +17,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from samewise.datasets.annotated_images import annotated_sample
-from samewise.datasets.decode import read_image
-from samewise.recipes import detection_pictures as pictures
-from samewise.recipes.average_precision import AveragePrecision, Image
-from samewise.recipes.pictures import thumbnails
+from samewise.datasets.parts.annotated_images import annotated_sample
+from samewise.datasets.parts.decode import read_image
+from samewise.recipes.parts import detection_pictures as pictures
+from samewise.recipes.parts.average_precision import AveragePrecision, Image
+from samewise.recipes.parts.pictures import thumbnails
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
 

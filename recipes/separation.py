@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from samewise.datasets.audio_files import read_audio
-from samewise.recipes.si_sdr import assigned, best_assignment, in_order, pairwise_si_sdr, si_sdr
-from samewise.recipes.sounds import save_spectrograms, save_wav
+from samewise.datasets.parts.audio_files import read_audio
+from samewise.recipes.parts.si_sdr import assigned, best_assignment, in_order, pairwise_si_sdr, si_sdr
+from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 

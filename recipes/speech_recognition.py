@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from samewise.datasets.audio_files import read_audio
-from samewise.recipes import ctc, transcripts
+from samewise.datasets.parts.audio_files import read_audio
+from samewise.recipes.parts import ctc, transcripts
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 

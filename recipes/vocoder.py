@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from samewise.datasets.audio_files import read_audio
+from samewise.datasets.parts.audio_files import read_audio
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
-from samewise.recipes.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
 from samewise.recipes.models.wavernn import speak
-from samewise.recipes.sounds import save_spectrograms, save_wav
+from samewise.recipes.parts.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
+from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import torch
 
-from samewise.datasets.audio_files import audio_info, list_audio, read_audio, resample
+from samewise.datasets.parts.audio_files import audio_info, list_audio, read_audio, resample
 from samewise.runner.errors import DataError
 
 RATE = 8000

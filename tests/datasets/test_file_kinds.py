@@ -13,9 +13,9 @@ import soundfile
 import torch
 from PIL import Image
 
-from samewise.datasets.audio_files import read_audio
-from samewise.datasets.decode import read_image
-from samewise.datasets.file_kinds import another_kind
+from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.file_kinds import another_kind
 from samewise.runner.errors import DataError
 
 SOUND = 0.1 * np.sin(np.arange(4000) * 0.1)

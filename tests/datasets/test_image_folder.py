@@ -12,8 +12,8 @@ import torchvision.datasets
 from PIL import Image
 from torchvision.transforms import v2
 
-from samewise.datasets.decode import read_image
 from samewise.datasets.image_folder import ImageFolder
+from samewise.datasets.parts.decode import read_image
 from samewise.runner.errors import ConfigError, DataError
 
 

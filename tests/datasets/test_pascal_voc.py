@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from samewise.datasets.annotated_images import check_labels
+from samewise.datasets.parts.annotated_images import check_labels
 from samewise.datasets.pascal_voc import PascalVOC
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.errors import ConfigError, DataError

@@ -13,9 +13,9 @@ import torch
 from samewise.datasets.generated_speech import GeneratedSpeech
 from samewise.datasets.librispeech import LibriSpeech
 from samewise.datasets.manifest import Manifest
+from samewise.datasets.parts.utterances import LETTERS
 from samewise.datasets.speech_commands import SpeechCommands
 from samewise.datasets.spoken_digits import SpokenDigits
-from samewise.datasets.utterances import LETTERS
 from samewise.datasets.yesno import YesNo
 from samewise.runner.errors import ConfigError, DataError
 

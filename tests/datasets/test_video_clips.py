@@ -11,8 +11,8 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from samewise.datasets.parts.video_files import read_frames, require_torchcodec
 from samewise.datasets.video_clips import VideoClips
-from samewise.datasets.video_files import read_frames, require_torchcodec
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
 

@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS, RESUMING = "tests/steps/test_steps.py", "tests/runner/test_resuming.py"
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
 TESTS = {
-    "loop.py": [STEPS, "tests/runner/test_several_optimizers.py", "tests/runner/test_failures.py", RESUMING],
-    "run.py": [
+    "training/loop.py": [STEPS, "tests/runner/test_several_optimizers.py", "tests/runner/test_failures.py", RESUMING],
+    "training/run.py": [
         STEPS,
         RESUMING,
         "tests/runner/test_several_optimizers.py",
@@ -37,16 +37,19 @@ TESTS = {
         "tests/runner/test_failures.py",
         "tests/runner/test_verify.py",
     ],
+    "training/phase.py": [STEPS, "tests/runner/test_several_optimizers.py"],
+    "training/finite.py": ["tests/runner/test_finite.py"],
     "strategies/tree.py": ["tests/runner/test_tree_sum.py", STEPS],
     "strategies/replicas.py": ["tests/runner/test_tree_sum.py", STEPS, "tests/runner/test_any_number_of_ranks.py"],
-    "strategies/packing.py": ["tests/runner/test_packing.py", STEPS],
-    "checkpoint.py": ["tests/runner/test_checkpoints.py", RESUMING, "tests/runner/test_resume_from.py", "tests/runner/test_failures.py"],
-    "streams.py": ["tests/runner/test_streams.py", "tests/runner/test_loading.py", RESUMING],
+    "processes/packing.py": ["tests/runner/test_packing.py", STEPS],
+    "records/checkpoint.py": ["tests/runner/test_checkpoints.py", RESUMING, "tests/runner/test_resume_from.py", "tests/runner/test_failures.py"],
+    "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_loading.py", RESUMING],
     "data/plan.py": ["tests/runner/test_plan_and_order.py", "tests/runner/test_sharding.py", STEPS],
     "optim/build.py": [*OPTIM, STEPS],
     "optim/groups.py": [*OPTIM, STEPS],
     "optim/matching.py": [*OPTIM, "tests/runner/test_initialise.py"],
     "optim/initialise.py": ["tests/runner/test_initialise.py"],
+    "optim/frozen.py": ["tests/runner/test_frozen.py"],
     "optim/weights.py": ["tests/runner/test_initialise.py"],
     "optim/parametrise.py": ["tests/runner/test_initialise.py"],
     **{f"optim/schedules/{name}.py": ["tests/runner/test_schedules.py"] for name in ("base", "decay", "warmup", "one_cycle", "combine", "plateau", "adapter")},

@@ -19,10 +19,10 @@ from torchmetrics.functional.audio import permutation_invariant_training, scale_
 from torchmetrics.text import CharErrorRate, WordErrorRate
 
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
-from samewise.recipes import ctc
 from samewise.recipes.adversarial import energy_distance
-from samewise.recipes.amplitudes import MuLaw, entropy
 from samewise.recipes.classification import Classification
+from samewise.recipes.parts import ctc
+from samewise.recipes.parts.amplitudes import MuLaw, entropy
 from samewise.recipes.separation import Separation
 from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.recipes.vocoder import Vocoder

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from samewise.recipes.average_precision import AveragePrecision, Image
+from samewise.recipes.parts.average_precision import AveragePrecision, Image
 
 
 def image(

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from samewise.recipes.classification import Classification, ClassificationScores
-from samewise.recipes.pictures import thumbnails
+from samewise.recipes.parts.pictures import thumbnails
 
 
 class Constant(nn.Module):

@@ -9,8 +9,8 @@ import PIL.Image
 import pytest
 import torch
 
-from samewise.recipes.average_precision import Image
-from samewise.recipes.detection_pictures import save_detections, save_prediction
+from samewise.recipes.parts.average_precision import Image
+from samewise.recipes.parts.detection_pictures import save_detections, save_prediction
 
 HEIGHT, WIDTH = 200, 300
 NAMES = ["background", "dark blood cell"]

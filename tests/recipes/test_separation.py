@@ -13,8 +13,8 @@ from torch import nn
 from torchaudio.models import ConvTasNet
 from torchmetrics.functional.audio import permutation_invariant_training, scale_invariant_signal_distortion_ratio, signal_distortion_ratio
 
+from samewise.recipes.parts.si_sdr import best_assignment, in_order, pairwise_si_sdr
 from samewise.recipes.separation import Separation, at_natural_loudness
-from samewise.recipes.si_sdr import best_assignment, in_order, pairwise_si_sdr
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
 

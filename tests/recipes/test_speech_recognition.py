@@ -13,10 +13,10 @@ from torch import nn
 
 from samewise.datasets.generated_speech import GeneratedSpeech
 from samewise.datasets.transforms.speech_features import LogMel
-from samewise.recipes import ctc
 from samewise.recipes.models.wav2letter import Wav2Letter
+from samewise.recipes.parts import ctc
+from samewise.recipes.parts.transcripts import edit_distance
 from samewise.recipes.speech_recognition import SpeechRecognition
-from samewise.recipes.transcripts import edit_distance
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
 

@@ -14,8 +14,8 @@ from torchaudio.models import WaveRNN
 from torchaudio.transforms import MelSpectrogram
 
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
-from samewise.recipes.amplitudes import LogisticMixture, MuLaw, entropy
 from samewise.recipes.models.wavernn import speak
+from samewise.recipes.parts.amplitudes import LogisticMixture, MuLaw, entropy
 from samewise.recipes.vocoder import Vocoder
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase

@@ -63,7 +63,7 @@ STRANGERS = [
     "samewise.runner.config.instantiate.importlib.import_module",
     "samewise.runner.callbacks.progress.time.sleep",
     "samewise.recipes.classification.torch.load",
-    "samewise.datasets.decode.torch.load",
+    "samewise.datasets.parts.decode.torch.load",
 ]
 
 

@@ -14,7 +14,7 @@ import torch
 import torchaudio
 from torch import Tensor
 
-from samewise.datasets.file_kinds import another_kind
+from samewise.datasets.parts.file_kinds import another_kind
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.decode import Mode, read_image
-from samewise.datasets.in_memory import Transform
+from samewise.datasets.parts.decode import Mode, read_image
+from samewise.datasets.parts.in_memory import Transform
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 

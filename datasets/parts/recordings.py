@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samewise.datasets.audio_files import audio_info, read_audio, resample
+from samewise.datasets.parts.audio_files import audio_info, read_audio, resample
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Cache = Literal["none", "memory"]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samewise.recipes.average_precision import AveragePrecision, Image
+from samewise.recipes.parts.average_precision import AveragePrecision, Image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

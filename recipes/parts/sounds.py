@@ -8,7 +8,7 @@ from pathlib import Path
 import soundfile
 from torch import Tensor
 
-from samewise.recipes.transcripts import spectrogram
+from samewise.recipes.parts.transcripts import spectrogram
 
 
 def save_wav(path: Path, waveform: Tensor, *, sample_rate: int) -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from samewise.datasets.audio_files import AudioInfo, audio_info, list_audio, read_audio
-from samewise.datasets.recordings import Texts, spaced
+from samewise.datasets.parts.audio_files import AudioInfo, audio_info, list_audio, read_audio
+from samewise.datasets.parts.recordings import Texts, spaced
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 _CONTENTS = 64

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.recordings import Cache, Recordings, Texts
+from samewise.datasets.parts.recordings import Cache, Recordings, Texts
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"

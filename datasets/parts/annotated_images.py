@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
-from samewise.datasets.decode import read_image
+from samewise.datasets.parts.decode import read_image
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Cache = Literal["none", "memory"]

@@ -12,7 +12,7 @@ import torchvision.io  # registers the decoders
 from PIL import Image, ImageFile
 from torch import Tensor
 
-from samewise.datasets.file_kinds import another_kind
+from samewise.datasets.parts.file_kinds import another_kind
 from samewise.runner.errors import DataError, Problem
 
 Mode = Literal["rgb", "gray"]

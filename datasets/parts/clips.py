@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.recordings import Recordings
+from samewise.datasets.parts.recordings import Recordings
 from samewise.runner.errors import ConfigError, Problem
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.datasets.file_kinds import another_kind
+from samewise.datasets.parts.file_kinds import another_kind
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line
 
 EXTENSIONS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
