@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 from urllib.error import URLError
 
+from filelock import FileLock
 from torch import Tensor
 
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
@@ -34,8 +34,7 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
         if not download:
             return make(root=folder, download=False)
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".download.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(folder / ".download.lock", fallback_to_soft=False):  # a lock that goes with its process, on any file system that has such
             return make(root=folder, download=True)
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = f"the data set could not be downloaded: {getattr(error, 'reason', error)}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.records import locks
 
 if TYPE_CHECKING:
     from samewise.runner.records.folder import RunFolder
@@ -74,17 +75,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> Outcome:
-    from samewise.runner.tracking import progress
-
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
         settings = _settings(folder, uri)
         if not settings["enabled"] and not (asked and uri):
             return Outcome(name, "disabled")
-        with progress.sending_lock(folder, wait=False) as mine:
-            if mine:
-                return _synchronise(folder, settings, name)
-            return Outcome(name, "in_progress" if _is_training(folder) else "ending")
+        with locks.hold(folder.sending):
+            return _synchronise(folder, settings, name)
+    except locks.Held:
+        return Outcome(name, "in_progress" if locks.holder(folder.lock) else "ending")
     except SamewiseError:
         raise
     except Exception as error:  # whatever the store or the network did; the next `sync` goes on from there
@@ -97,10 +96,10 @@ def _synchronise(folder: RunFolder, settings: Mapping[str, Any], name: str) -> O
 
     sending = Sending(folder, settings, open_client(settings["uri"]))
     try:
-        sent = sending.synchronise(alive=_is_training(folder))
+        sent = sending.synchronise(alive=locks.holder(folder.lock) is not None)
     except RunGone as gone:
         print(f"{name}: {gone}")
-        sent = sending.synchronise(alive=_is_training(folder))
+        sent = sending.synchronise(alive=locks.holder(folder.lock) is not None)
     return Outcome(name, "sent", sent.metrics, sent.files, sending.progress.run_id)
 
 
@@ -136,11 +135,3 @@ def _as_before(uri: str, stores: list[str]) -> str:
 def _run_root(folder: RunFolder) -> Path:
     """The run root that the folder lies in."""
     return folder.path.parent.parent
-
-
-def _is_training(folder: RunFolder) -> bool:
-    try:
-        with folder.locked():
-            return False
-    except ConfigError:
-        return True

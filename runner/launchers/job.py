@@ -9,7 +9,6 @@ Exit codes are those of `samewise train`.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from types import FrameType
 
 from samewise.runner.errors import Interrupted, PeerFailed, Problem, describe
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER, PROJECT, end_with_parent
+from samewise.runner.records import locks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.summary import print_summary
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -75,17 +75,9 @@ def _stopped(number: int, frame: FrameType | None) -> None:
 
 def _wait_for(run: RunFolder) -> None:
     """Wait until nobody writes the run: a job of an earlier launcher may still be saving, or another point be the same experiment."""
-    try:
-        with open(run.path / ".lock") as handle:
-            until = time.monotonic() + _PATIENCE_S
-            while time.monotonic() < until:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    return
-                except OSError:
-                    time.sleep(0.2)
-    except FileNotFoundError:
-        return
+    until = time.monotonic() + _PATIENCE_S
+    while locks.holder(run.lock) and time.monotonic() < until:
+        time.sleep(0.2)
 
 
 def _begin(folder: SweepFolder, number: int) -> None:

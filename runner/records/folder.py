@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
-import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError
+from samewise.runner.records import locks
 
 
 @dataclass(frozen=True)
@@ -69,6 +66,16 @@ class RunFolder:
         """The MLflow run's id, and how much of the journal has been sent."""
         return self.path / "tracking.json"
 
+    @property
+    def lock(self) -> Path:
+        """Held, and signed, by the process that writes the run."""
+        return self.path / ".lock"
+
+    @property
+    def sending(self) -> Path:
+        """A lock: held by the process that sends the run's metrics to MLflow."""
+        return self.path / ".sending"
+
     def create(self) -> None:
         """Make the folder.
 
@@ -78,8 +85,7 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.artifacts.mkdir(exist_ok=True)
-            with open(self.path / ".lock", "a"):
-                pass
+            self.lock.touch()
         except OSError as error:
             raise ConfigError(
                 Problem("run_root", f"cannot write into the run's folder: {error.strerror}", str(self.path), "a writable folder", "set run_root=FOLDER")
@@ -95,28 +101,15 @@ class RunFolder:
         Raises:
             ConfigError: another process holds it.
         """
-        with open(self.path / ".lock", "r+") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise
-                holder = handle.read().strip() or "another process"
-                raise ConfigError(
-                    Problem(str(self.path), f"this run is being written by {holder}", hint="wait for it, or stop it; the same command then goes on")
-                ) from None
-            handle.truncate(0)
-            handle.write(f"process {os.getpid()} on {socket.gethostname()}")
-            handle.flush()
-            mine = os.fstat(handle.fileno())
+        try:
+            with locks.hold(self.lock) as is_gone:
 
-            def require() -> None:
-                try:
-                    is_gone = not os.path.samestat(mine, os.stat(self.path / ".lock"))
-                except OSError as error:  # what else there may be is not known to be the folder's end
-                    is_gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-                if is_gone:
-                    hint = "it was deleted or moved while the run trained; the same command trains anew"
-                    raise TrainingError(Problem(str(self.path), "the run's folder is gone", hint=hint))
+                def require() -> None:
+                    if is_gone():
+                        hint = "it was deleted or moved while the run trained; the same command trains anew"
+                        raise TrainingError(Problem(str(self.path), "the run's folder is gone", hint=hint))
 
-            yield require
+                yield require
+        except locks.Held as held:
+            hint = "wait for it, or stop it; the same command then resumes"
+            raise ConfigError(Problem(str(self.path), f"this run is being written by {held}", hint=hint)) from None

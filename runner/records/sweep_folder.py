@@ -11,12 +11,10 @@ RUN_ROOT/sweeps/ID/
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
-import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records import locks
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.folder import RunFolder
 
@@ -183,30 +182,17 @@ class SweepFolder:
         Raises:
             ConfigError: another process holds it.
         """
-        with open(self.path / ".lock", "a+") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                handle.seek(0)
-                holder = handle.read().strip() or "another process"
-                hint = f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep --cancel {self.path}` stops it"
-                raise ConfigError(Problem(str(self.path), f"this sweep is being run by {holder}", hint=hint)) from None
-            handle.truncate(0)
-            handle.write(f"process {os.getpid()} on {socket.gethostname()}")
-            handle.flush()
-            yield
+        try:
+            with locks.hold(self.path / ".lock"):
+                yield
+        except locks.Held as held:
+            hint = f"`samewise sweep --status {self.path}` shows how far it is; `samewise sweep --cancel {self.path}` stops it"
+            raise ConfigError(Problem(str(self.path), f"this sweep is being run by {held}", hint=hint)) from None
 
     def holder(self) -> tuple[int, str] | None:
         """The process that runs the sweep, and its machine; None where there is none."""
-        try:
-            with open(self.path / ".lock") as handle:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return None
-        except FileNotFoundError:
-            return None
-        except OSError:
-            words = (self.path / ".lock").read_text().split()
-            return (int(words[1]), words[3]) if len(words) == 4 else None
+        words = (locks.holder(self.path / ".lock") or "").split()
+        return (int(words[1]), words[3]) if len(words) == 4 else None
 
 
 def below(run_root: Path) -> Iterator[SweepFolder]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import inspect
 import io
 import json
@@ -14,6 +13,7 @@ from typing import Any
 
 from samewise.runner.config.instantiate import call
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records import locks
 
 try:
     import optuna
@@ -52,8 +52,7 @@ class _Journal(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append whole lines, after cutting off a last one that a process has left unfinished. What has to be durable, `make_durable` makes so."""
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with open(self._path, "rb+") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locks.hold(self._path, wait=True, sign=False), open(self._path, "rb+") as handle:
             _cut_torn_line(handle)
             handle.seek(0, os.SEEK_END)
             handle.write(lines.encode())

@@ -1,11 +1,8 @@
-"""How far the copy in MLflow has come: `tracking.json`. Only the process that holds the sending lock writes it."""
+"""How far the copy in MLflow has come: `tracking.json`. Only the process that holds `RunFolder.sending` writes it."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
@@ -79,15 +76,3 @@ def save(folder: RunFolder, progress: Progress) -> None:
         write_json(folder.tracking, asdict(progress))
     except TrainingError as error:
         _LOG.warning("%s", error)
-
-
-@contextmanager
-def sending_lock(folder: RunFolder, *, wait: bool) -> Generator[bool]:
-    """Hold the right to send this run's metrics; it goes with the process, however that ends. Yields False when another holds it and `wait` is false."""
-    with open(folder.path / ".sending", "a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import progress
+from samewise.runner.records.locks import hold
 
 if TYPE_CHECKING:
     from samewise.runner.tracking.sending import Sending
@@ -148,7 +148,7 @@ def be(folder: RunFolder, trainer: int) -> int:
     except EOFError:
         return 1
     prepare_environment()
-    with progress.sending_lock(folder, wait=True):
+    with hold(folder.sending, wait=True):
         return run(folder, settings, lifeline, trainer)
 
 

@@ -45,7 +45,7 @@ class Sent:
 
 
 class Sending:
-    """Sends one run. To be used by one process at a time, the holder of `progress.sending_lock`.
+    """Sends one run. To be used by one process at a time, the holder of `RunFolder.sending`.
 
     Args:
         folder: The run's folder.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+from samewise.runner.records.locks import hold
 from samewise.runner.tracking.address import sqlite_file
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -73,7 +72,7 @@ def _create(file: Path) -> None:
     if file.exists() and file.stat().st_size:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(file):
+    with hold(_lock(file), wait=True):
         if file.exists() and file.stat().st_size:
             return
         temporary = file.with_name(f".{file.name}.new")
@@ -86,7 +85,7 @@ def _create(file: Path) -> None:
 
 def _migrate(file: Path, uri: str) -> None:
     """Bring an older MLflow's store to this one's schema, after copying it."""
-    with _locked(file):
+    with hold(_lock(file), wait=True):
         backup = file.with_name(f"{file.name}.before-upgrade")
         if not backup.exists():
             shutil.copy2(file, backup)
@@ -94,8 +93,5 @@ def _migrate(file: Path, uri: str) -> None:
         subprocess.run([sys.executable, "-m", "mlflow", "db", "upgrade", uri], check=True, stdout=subprocess.DEVNULL)
 
 
-@contextmanager
-def _locked(file: Path) -> Generator[None]:
-    with open(file.with_name(f".{file.name}.lock"), "a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def _lock(file: Path) -> Path:
+    return file.with_name(f".{file.name}.lock")

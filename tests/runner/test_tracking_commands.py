@@ -55,10 +55,9 @@ def test_sync_says_what_it_could_not_send(unsent: RunFolder, capsys: pytest.Capt
 
 
 def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    from samewise.runner.tracking.progress import sending_lock
+    from samewise.runner.records.locks import hold
 
-    with sending_lock(unsent, wait=False) as mine:
-        assert mine
+    with hold(unsent.sending):
         assert main(["sync"]) == 1
         assert "training has ended, and its own sender still tries" in capsys.readouterr().out
         with unsent.locked():

@@ -1,0 +1,77 @@
+"""Locks on files, by filelock: a lock goes with the process that holds it, however that ends, and its forked children do not inherit it.
+
+A file system without `flock` raises OSError: filelock's substitute there is a file that would outlive a killed process. Imports neither torch nor mlflow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+
+class Held(Exception):
+    """Another process holds the lock; the message names it."""
+
+
+@contextlib.contextmanager
+def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Callable[[], bool]]:
+    """Hold a lock.
+
+    Args:
+        path: The file, made where it is missing.
+        wait: For another process that holds it.
+        sign: Write into the file who holds it.
+
+    Yields:
+        A function that says whether the file is gone, even if another of its name is there.
+
+    Raises:
+        Held: another process holds it, and `wait` is false.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, fallback_to_soft=False, on_acquired=_sign if sign else None)
+    try:
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise Held(holder(path) or "another process") from None
+    try:
+        mine = os.stat(path)
+
+        def is_gone() -> bool:
+            try:
+                return not os.path.samestat(mine, os.stat(path))
+            except OSError as error:  # any other error does not show that it is gone
+                return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+        yield is_gone
+    finally:
+        lock.release()
+
+
+def holder(path: Path) -> str | None:
+    """Who holds a lock, as far as the file says; None: nobody, or there is no such file.
+
+    With a shared lock of our own: filelock's are exclusive, and two processes that look at once would each take the other for the holder.
+    """
+    try:
+        with open(path, encoding="utf-8") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                return handle.read().strip() or "another process"
+            return None
+    except FileNotFoundError:
+        return None
+
+
+def _sign(file: int) -> None:
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

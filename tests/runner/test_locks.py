@@ -1,0 +1,74 @@
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from samewise.runner.records.locks import Held, hold, holder
+
+
+def test_a_lock_names_the_process_that_holds_it(tmp_path):
+    path = tmp_path / ".lock"
+    assert holder(path) is None
+    with hold(path), pytest.raises(Held, match=f"process {os.getpid()} on "), hold(path):
+        pass
+    assert holder(path) is None
+    with hold(path):
+        pass
+
+
+def test_looking_at_a_lock_does_not_take_it(tmp_path):
+    import fcntl
+
+    path = tmp_path / ".lock"
+    path.touch()
+    with open(path) as other:
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # somebody else who looks
+        assert holder(path) is None
+
+
+def test_a_lock_ends_with_its_process_and_not_with_that_ones_children(tmp_path):
+    path, says = tmp_path / ".lock", os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with hold(path):
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(says[1], str(child).encode())
+            time.sleep(60)
+            os._exit(0)
+    child = int(os.read(says[0], 16))
+    try:
+        assert f"process {pid} on " in str(holder(path))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert holder(path) is None
+        os.kill(child, 0)  # it is still there
+    finally:
+        os.kill(child, signal.SIGKILL)
+        for end in says:
+            os.close(end)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_holder_learns_that_its_folder_was_deleted(tmp_path, again):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with hold(folder / ".lock") as is_gone:
+        assert not is_gone()
+        shutil.rmtree(folder)
+        if again:
+            folder.mkdir()
+            (folder / ".lock").touch()
+        assert is_gone()
+
+
+def test_waiting_for_a_lock_leaves_the_file_as_it_is(tmp_path):
+    path = tmp_path / "journal"
+    path.write_text("a line\n")
+    with hold(path, wait=True, sign=False):
+        assert path.read_text() == "a line\n"
+    assert path.read_text() == "a line\n"
