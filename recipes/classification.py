@@ -212,11 +212,6 @@ class ClassificationScores(Scores):
                 reported["accuracy" if k == 1 else f"accuracy_top{k}"] = self._hits[k] / self.count
         return reported
 
-    def class_accuracy(self) -> Mapping[str, float]:
-        """The share of each class's images that were predicted as it (its recall); classes without an image are left out."""
-        names, totals = self.names(), self.confusion.sum(1).tolist()
-        return {name: hits / total for name, hits, total in zip(names, self.confusion.diagonal().tolist(), totals, strict=True) if total}
-
     def names(self) -> list[str]:
         """K names: the data set's where it has one for each output, else the class numbers."""
         known = len(self.confusion)

@@ -18,8 +18,6 @@ from samewise.datasets.transforms.images import chance, per_sample
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, BatchTransform
 
-Images = Tensor | list[Tensor]
-
 
 class _BoxFlip(BatchTransform):
     """Choices: `flip`, bool[B]."""

@@ -32,7 +32,6 @@ class Peers(abc.ABC):
 
     rank = 0
     size = 1
-    local_rank = 0
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
@@ -71,7 +70,6 @@ class Processes(Peers):
         store: Where they met.
         rank: This one's number.
         size: How many there are.
-        local_rank: This one's number on its machine.
         timeout_s: Seconds that a collective may take.
     """
 
@@ -81,8 +79,8 @@ class Processes(Peers):
     PATIENCE_S = 4.0
     """How long ranks that have waited in vain wait for each other's word of it."""
 
-    def __init__(self, store: Any, *, rank: int, size: int, local_rank: int, timeout_s: float) -> None:
-        self.rank, self.size, self.local_rank = rank, size, local_rank
+    def __init__(self, store: Any, *, rank: int, size: int, timeout_s: float) -> None:
+        self.rank, self.size = rank, size
         self._store = store
         self._timeout_s = timeout_s
         self._over = False
@@ -90,6 +88,7 @@ class Processes(Peers):
         """What this rank last began to exchange, for messages."""
 
     def gather(self, value: Any) -> list[Any]:
+        """As torch's `all_gather_object`, which takes two collectives for every message; here a short one, such as a step's, takes one."""
         self.doing = "exchanging small values"
         said = pickle.dumps(value)
         messages = self._gathered(said, self.ROOM)
@@ -118,20 +117,14 @@ class Processes(Peers):
                 announce(error)
                 outcome, raised = (False, f"{type(error).__name__}: {error}"), error
         self.doing = "hearing from rank 0"
-        done, value = self._from_rank_0(outcome)
+        heard = [outcome]
+        dist.broadcast_object_list(heard, src=0, device=torch.device("cpu"))
+        done, value = heard[0]
         if raised:
             raise raised
         if not done:
             raise PeerFailed(Problem(f"rank {self.rank}", f"stopped, because rank 0 did: {value}"))
         return value
-
-    def _from_rank_0(self, value: Any) -> Any:
-        said = pickle.dumps(value) if self.rank == 0 else b""
-        length = torch.tensor([len(said)])
-        dist.broadcast(length, 0)
-        body = torch.frombuffer(bytearray(said), dtype=torch.uint8) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(body, 0)
-        return value if self.rank == 0 else pickle.loads(body.numpy().tobytes())
 
     def explained(self, error: BaseException, *, step: int) -> BaseException:
         if isinstance(error, SamewiseError) or not isinstance(error, RuntimeError) or not _CONNECTION.search(str(error)):
@@ -276,7 +269,7 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
         from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-        return Pretended(None, rank=rank, size=size, local_rank=0, timeout_s=timeout_s)
+        return Pretended(None, rank=rank, size=size, timeout_s=timeout_s)
     store = meeting_point(join_timeout_s, init_method)
     store.set(f"joined/{rank}", "")
     expected = [f"joined/{number}" for number in range(size)]
@@ -299,4 +292,4 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
             )
         except (RuntimeError, ValueError) as error:
             raise ConfigError(Problem("strategy.backend", first_line(error), backend, "gloo, or nccl with CUDA")) from error
-    return Processes(store, rank=rank, size=size, local_rank=int(os.environ.get("LOCAL_RANK", rank)), timeout_s=timeout_s)
+    return Processes(store, rank=rank, size=size, timeout_s=timeout_s)

@@ -45,10 +45,6 @@ class Kept:
     metrics: Mapping[str, float] | None
     """None where they cannot be read."""
 
-    @property
-    def state_file(self) -> Path:
-        return self.path / "state.pt"
-
 
 class Checkpoints:
     """Writes, prunes and reads the checkpoints of one run.

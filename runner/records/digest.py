@@ -19,13 +19,8 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return flat.numpy().data
 
 
-def tensor_digest(tensor: Tensor) -> int:
-    """xxh3 (64 bits) of the elements in the order they lie in memory: quick, and the same for the same memory format."""
-    return xxhash.xxh3_64_intdigest(_memory(tensor))
-
-
 def digests(tensors: Iterable[Tensor | None]) -> list[int]:
-    """A digest for each tensor; 0 for None."""
+    """xxh3 (64 bits) of each tensor's elements in the order they lie in memory: quick, and the same for the same memory format; 0 for None."""
     return [0 if tensor is None else xxhash.xxh3_64_intdigest(_memory(tensor)) for tensor in tensors]
 
 

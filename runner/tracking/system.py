@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import logging
 import os
 import time
+from typing import Any
 
 import psutil
+import pynvml
 
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import journal
@@ -69,46 +71,29 @@ class Sampler:
         return values | self._gpus.measure()
 
 
-class _Utilization(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
 class Gpus:
-    """NVIDIA's management library, straight from the driver: no package needed, and no CUDA context made.
-
-    Source: NVML API reference, nvmlDeviceGetUtilizationRates, nvmlDeviceGetMemoryInfo, nvmlDeviceGetPowerUsage (milliwatts).
-    """
+    """The NVIDIA devices, asked without making a CUDA context; none where there is no driver."""
 
     def __init__(self) -> None:
-        self._devices: list[tuple[int, ctypes.c_void_p]] = []
-        try:
-            self._library = ctypes.CDLL("libnvidia-ml.so.1")
-            count = ctypes.c_uint()
-            if self._library.nvmlInit_v2() or self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-                return
-        except (OSError, AttributeError):
-            return
-        for number in _visible(count.value):
-            handle = ctypes.c_void_p()
-            if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)) == 0:
-                self._devices.append((number, handle))
+        self._devices: dict[int, Any] = {}
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            for number in _visible(pynvml.nvmlDeviceGetCount()):
+                with contextlib.suppress(pynvml.NVMLError):
+                    self._devices[number] = pynvml.nvmlDeviceGetHandleByIndex(number)
 
     def measure(self) -> dict[str, float]:
-        """By device: use in per cent, memory in MB, power in W; what a device does not tell is left out."""
+        """By device: use in per cent, memory in MB, power in W; what a device does not report is left out."""
         values: dict[str, float] = {}
-        for number, handle in self._devices:
-            use, memory, power = _Utilization(), _Memory(), ctypes.c_uint()
-            if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use)) == 0:
-                values[f"gpu_{number}_utilization_percentage"] = float(use.gpu)
-            if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
+        for number, handle in self._devices.items():
+            with contextlib.suppress(pynvml.NVMLError):
+                values[f"gpu_{number}_utilization_percentage"] = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+            with contextlib.suppress(pynvml.NVMLError):
+                memory: Any = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 values[f"gpu_{number}_memory_usage_megabytes"] = memory.used / _MEGABYTE
                 values[f"gpu_{number}_memory_usage_percentage"] = 100.0 * memory.used / memory.total
-            if self._library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(power)) == 0:
-                values[f"gpu_{number}_power_usage_watts"] = power.value / 1000.0
+            with contextlib.suppress(pynvml.NVMLError):
+                values[f"gpu_{number}_power_usage_watts"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0
         return values
 
 

@@ -34,7 +34,7 @@ TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out wa
 
 
 def rank(store: object, number: int, doing: str) -> Processes:
-    peers = Processes(store, rank=number, size=4, local_rank=number, timeout_s=5)
+    peers = Processes(store, rank=number, size=4, timeout_s=5)
     peers.PATIENCE_S = 0.3
     peers.doing = doing
     return peers

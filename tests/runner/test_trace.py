@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from samewise.runner.records import trace
-from samewise.runner.records.digest import tensor_digest, value_digest, weights_sha256
+from samewise.runner.records.digest import digests, value_digest, weights_sha256
 from samewise.runner.records.trace import Trace
 
 
@@ -104,17 +104,17 @@ def test_of_several_gradients_the_one_computed_first_is_named(tmp_path):
 
 def test_one_bit_changes_a_digest():
     tensor = torch.zeros(1000)
-    before = tensor_digest(tensor)
+    before = digests([tensor])
     tensor.view(torch.int32)[777] ^= 1
-    assert tensor_digest(tensor) != before
+    assert digests([tensor]) != before
 
 
 def test_digests_take_every_dtype_and_layout():
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.bool):
-        assert tensor_digest(torch.ones(3, 2, dtype=dtype)) == tensor_digest(torch.ones(3, 2, dtype=dtype))
+        assert digests([torch.ones(3, 2, dtype=dtype)]) == digests([torch.ones(3, 2, dtype=dtype)])
     image = torch.randn(2, 3, 4, 5)
-    assert tensor_digest(image.to(memory_format=torch.channels_last)) == tensor_digest(image.permute(0, 2, 3, 1).contiguous())
-    assert tensor_digest(torch.tensor(1.5)) != tensor_digest(torch.tensor(2.5))
+    assert digests([image.to(memory_format=torch.channels_last)]) == digests([image.permute(0, 2, 3, 1).contiguous()])
+    assert digests([torch.tensor(1.5)]) != digests([torch.tensor(2.5)])
 
 
 def test_the_weights_digest_covers_names_dtypes_shapes_and_bytes():
