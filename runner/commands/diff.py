@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _compared(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config import saved
-    from samewise.runner.config.fingerprint import differences, identity
+    from samewise.runner.config.fingerprint import identity
+    from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, sources, trace
     from samewise.runner.records.files import read_json
 

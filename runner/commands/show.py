@@ -22,7 +22,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.compose import origins
-    from samewise.runner.config.fingerprint import flat, plain
+    from samewise.runner.config.tree import flat, plain
 
     composed = composed_from(args)
     config = plain(composed.cfg)

@@ -158,7 +158,7 @@ def _parts(shared: Composed, project: Project) -> tuple[Any, Launcher]:
 
 
 def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFolder) -> dict[str, Any]:
-    from samewise.runner.config.fingerprint import plain
+    from samewise.runner.config.tree import plain
 
     return {
         "id": folder.id,

@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, Any]:
     from samewise.runner.config import project, saved
-    from samewise.runner.config.fingerprint import differences, identity
+    from samewise.runner.config.fingerprint import identity
+    from samewise.runner.config.tree import differences
     from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.records import environment, sources
     from samewise.runner.records.files import read_json

@@ -31,9 +31,10 @@ from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.fingerprint import fingerprint, flat
+from samewise.runner.config.fingerprint import fingerprint
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
+from samewise.runner.config.tree import flat
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.folder import RunFolder
 

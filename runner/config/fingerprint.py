@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, ListConfig
-from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+from omegaconf import DictConfig
 
+from samewise.runner.config.tree import plain, without
 from samewise.runner.records.files import read_json
 
 OUTSIDE = frozenset(
@@ -72,7 +70,7 @@ def _identity(whole: dict[str, Any]) -> dict[str, Any]:
     strategy: Any = whole.get("strategy")
     callbacks: Any = whole.get("callbacks")
     initialise: Any = whole.get("initialise")
-    kept = cast(dict[str, Any], _without(whole, OUTSIDE))
+    kept = cast(dict[str, Any], without(whole, OUTSIDE))
     if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("rank_invariant") is True:
         del kept["strategy"]  # any number of ranks gives the same bits, by whatever means
     if isinstance(callbacks, dict):
@@ -97,62 +95,6 @@ def _spell_out(kept: dict[str, Any]) -> None:
     for call in cast(dict[str, Any], callbacks).values() if isinstance(callbacks, dict) else ():
         if isinstance(call, dict) and cast(dict[str, Any], call).get("_target_") == AVERAGE:
             call.update({"decay": None, "every_steps": 1, "rescale": False} | call)
-
-
-def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where two configs differ: (path, value in `a`, value in `b`), in order of path; `???` where one has no such key."""
-    left, right = (dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b))
-    return [
-        (path, left.get(path, "???"), right.get(path, "???"))
-        for path in sorted(left.keys() | right.keys())
-        if not _same(left.get(path, ...), right.get(path, ...))
-    ]
-
-
-def plain(node: Any) -> Any:
-    """A config as dicts, lists and scalars, interpolations resolved; what is missing, or leads to what is missing, is `???`.
-
-    An interpolation that leads nowhere stays as it is written: composing has told of it.
-    """
-    if isinstance(node, DictConfig | ListConfig) and node._is_none():  # pyright: ignore[reportPrivateUsage]
-        return None
-    if isinstance(node, DictConfig):
-        return {str(key): plain(_value(node, key)) for key in node}
-    if isinstance(node, ListConfig):
-        return [plain(_value(node, index)) for index in range(len(node))]
-    return node.value if isinstance(node, enum.Enum) else node
-
-
-def flat(node: Any, under: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value's path and value; an empty mapping or list is a value."""
-    items: Any = node.items() if isinstance(node, Mapping) else enumerate(cast(list[Any], node)) if isinstance(node, list) else ()
-    empty = True
-    for key, value in items:
-        empty = False
-        yield from flat(value, f"{under}.{key}" if under else str(key))
-    if empty and under:
-        yield under, cast(Any, node)
-
-
-def _value(node: DictConfig | ListConfig, key: Any) -> Any:
-    if node._get_node(key)._is_missing():  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
-        return "???"
-    try:
-        return node[key]
-    except InterpolationToMissingValueError:
-        return "???"
-    except OmegaConfBaseException:
-        return node._get_node(key)._value()  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
-
-
-def _without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> Any:
-    kept = dict[str, Any]()
-    for key, value in node.items():
-        path = f"{under}{key}"
-        if path in outside:
-            continue
-        kept[key] = _without(cast(dict[str, Any], value), outside, f"{path}.") if isinstance(value, dict) else value
-    return kept
 
 
 def _without_host(node: Any) -> Any:
@@ -180,7 +122,3 @@ def _content(weights: Any) -> Any:
         return weights
     with open(path, "rb") as handle:
         return f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}"
-
-
-def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
-from samewise.runner.config.fingerprint import plain
+from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, nearest
 
 ALLOWED = (

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import get_args
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
+from samewise.runner.config.tree import leaves, paths
 from samewise.runner.errors import Problem, nearest
 
 Load = Callable[[Sequence[str]], DictConfig]
@@ -113,31 +114,6 @@ def close(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or nothing where no name is near."""
     hint = nearest(name, known)
     return hint if hint.startswith("did you mean") else ""
-
-
-def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    """Each value's path, its unresolved content, and a function that resolves it."""
-    keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else [str(key) for key in cfg]
-    for key in keys:
-        node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)
-        path = f"{under}.{key}" if under else str(key)
-        if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):  # pyright: ignore[reportPrivateUsage]
-            yield from leaves(node, path)
-        else:
-            raw = node._value() if node is not None and not isinstance(node, list) else None  # pyright: ignore[reportPrivateUsage]
-            yield path, raw, lambda key=key: cfg[key]
-
-
-def paths(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[str]:
-    """The path of every value and of every mapping."""
-    seen = set[str]()
-    for path, _, _ in leaves(cfg):
-        parts = path.split(".")
-        for end in range(1, len(parts) + 1):
-            whole = ".".join(parts[:end])
-            if whole not in seen:
-                seen.add(whole)
-                yield whole
 
 
 def problem_in_file(error: BaseException) -> Problem:

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import differences, plain
+from samewise.runner.config.tree import differences, paths, plain
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
@@ -60,7 +60,7 @@ def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
         try:
             given = OmegaConf.from_dotlist([override])
             if not separator or OmegaConf.select(cfg, key, default=_ABSENT) is _ABSENT:
-                problems.append(Problem(key, "no such key in the run's config", override, hint=nearest(key, _keys(cfg))))
+                problems.append(Problem(key, "no such key in the run's config", override, hint=nearest(key, paths(cfg))))
                 continue
             if isinstance(OmegaConf.select(cfg, key), DictConfig) and not isinstance(OmegaConf.select(given, key), DictConfig):
                 problems.append(Problem(key, "is a group of the run's config; only values can be overridden", override, f"{key}.NAME=VALUE"))
@@ -81,14 +81,6 @@ def answers(folder: RunFolder, cfg: DictConfig) -> bool:
 
 
 _ABSENT = object()
-
-
-def _keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
-    for name in cfg:
-        yield f"{prefix}{name}"
-        value = None if OmegaConf.is_missing(cfg, name) else cfg._get_node(name)  # pyright: ignore[reportPrivateUsage, reportArgumentType] (interpolations stay unresolved)
-        if isinstance(value, DictConfig) and not value._is_none():  # pyright: ignore[reportPrivateUsage]
-            yield from _keys(value, f"{prefix}{name}.")
 
 
 def _mlflow_id(run: RunFolder) -> str | None:

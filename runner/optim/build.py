@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from samewise.runner.config.fingerprint import plain
+from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.groups import parameter_groups

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from samewise.runner.config.fingerprint import plain
+from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.optim.frozen import bare_statistics, freeze
 from samewise.runner.optim.matching import Named, matching, named_parameters

@@ -17,8 +17,9 @@ from omegaconf import DictConfig
 
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, chosen_in, compose, config_loader, dump_plain, groups, root_config, without_hydra
-from samewise.runner.config.fingerprint import fingerprint_of, flat, plain
+from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweepers.base import Setting

@@ -31,20 +31,17 @@ def problems_of(points: Sequence[Made], project: Project, *, elsewhere: bool = F
     Args:
         points: Which.
         project: The user's own.
-        elsewhere: They run on other machines. Imports torch, unless they do and all of their components are known to be sound.
+        elsewhere: They run on other machines.
     """
     from samewise.runner.config.check import components, machine, settings
-    from samewise.runner.config.check.known import remembered
 
     def find(some: Mapping[str, Any]) -> list[Problem]:
         return components.problems_in(some, project)
 
-    ask = remembered(find, project) if elsewhere else find
-
     found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
     seen, seen_here = dict[str, list[Problem]](), dict[str, list[Problem]]()
     for made in points:
-        of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, ask)]
+        of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, find)]
         for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
         of_machine = [*_once(seen_here, _of_machine(made.whole), lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere))]

@@ -6,11 +6,12 @@ import getpass
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from mlflow.entities import Dataset, DatasetInput, InputTag
 
+from samewise.runner.config.tree import flat
 from samewise.runner.records.folder import RunFolder
 
 _KEY_LENGTH = 250
@@ -27,7 +28,7 @@ def key(name: str) -> str:
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
     """The resolved config, flat: `optimizer.lr` to `"0.1"`."""
-    return {key(name): _cut(_text(value), _PARAM_LENGTH) for name, value in _flat(config)}
+    return {key(name): _cut(_text(value), _PARAM_LENGTH) for name, value in flat(config, lists=False)}
 
 
 def choices(text: str) -> dict[str, str]:
@@ -57,7 +58,7 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
     }
     facts = {name: value for name, value in environment.items() if name not in ("data", "decides", "git", "fingerprint", "level")}
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
-    found |= {key(f"env.{name}"): _cut(_text(value), _TAG_LENGTH) for name, value in _flat(facts) if value not in (None, {}, [])}
+    found |= {key(f"env.{name}"): _cut(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}
     found |= {key(str(name)): value for name, value in own.items()}
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
@@ -98,18 +99,6 @@ def _note(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str
         f"`samewise verify {folder.path.absolute()}` trains it again and compares, step by step.",
     ]
     return "\n\n".join(lines)
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by dotted name; a list of plain values is a leaf."""
-    if isinstance(value, Mapping) and value:
-        for name, inner in cast(Mapping[Any, Any], value).items():
-            yield from _flat(inner, f"{prefix}.{name}" if prefix else str(name))
-    elif isinstance(value, list) and any(isinstance(inner, Mapping | list) for inner in cast(list[Any], value)):
-        for number, inner in enumerate(cast(list[Any], value)):
-            yield from _flat(inner, f"{prefix}.{number}")
-    else:
-        yield prefix, value
 
 
 def _text(value: Any) -> str:

@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import plain
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform, fingerprint
 from samewise.runner.data.device import mover

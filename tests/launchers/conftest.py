@@ -197,9 +197,8 @@ def running_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cluster(running_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(running_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """The cluster, as the one whose commands this process calls."""
     monkeypatch.setenv("SLURM_CONF", str(running_cluster.conf))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield running_cluster
     running_cluster.clear()

@@ -48,7 +48,7 @@ def alone(samewise, tmp_path, seed: int, *overrides: str) -> str:
 def test_eight_jobs_two_preempted_one_requeued_and_one_out_of_time_give_the_bits_of_runs_alone(samewise, cluster, lab, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=range(8)", "launcher=slurm", "launcher.poll_s=0.5"]
     lab.hold(0, 1, 2, 7)
-    samewise("sweep", *sweep, "--list")  # what the command does once a process, and what it remembers: that takes as long as importing torch
+    samewise("sweep", *sweep, "--list")  # imports torch, which a command does once
     began, busy = time.monotonic(), os.times()
     assert "8 jobs submitted" in samewise("sweep", *sweep).stderr
     now = os.times()

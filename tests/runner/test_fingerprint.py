@@ -9,8 +9,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from samewise.runner.config.compose import compose
-from samewise.runner.config.fingerprint import differences, fingerprint, identity
+from samewise.runner.config.fingerprint import fingerprint, identity
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import differences
 
 BARE = Project(Path(__file__).resolve().parents[2])
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from samewise.runner.config.compose import compose, dump, dump_plain, parse
-from samewise.runner.config.fingerprint import plain
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.sweep_folder import SweepFolder, label
 from samewise.runner.sweep.points import Composer, composed_points, identity

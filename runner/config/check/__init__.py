@@ -6,18 +6,17 @@ every `_target_`, `machine` what this machine cannot do. To add one, write it an
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 from samewise.runner.config.check.settings import problems as settings_problems
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import plain
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem
 
 
 def check(composed: Composed, project: Project) -> None:
-    """Find what is wrong without building anything. Imports torch, but where all components are known to be sound.
+    """Find what is wrong without building anything. Imports torch.
 
     Raises:
         ConfigError: with all problems, those of composing included.
@@ -30,11 +29,9 @@ def check(composed: Composed, project: Project) -> None:
 def problems(composed: Composed, project: Project) -> list[Problem]:
     """What `check` raises."""
     from samewise.runner.config.check import components, machine
-    from samewise.runner.config.check.known import remembered
 
     whole = cast(dict[str, Any], plain(composed.cfg))
-    find = remembered(partial(components.problems_in, project=project), project)
-    of_components = [*components.required_are_there(whole), *(problem for key, part in whole.items() for problem in find({key: part}))]
+    of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
     found = [*composed.problems, *settings_problems(composed.cfg), *of_components, *machine.problems(composed.cfg)]
     return list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1]
 

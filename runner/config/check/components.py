@@ -9,6 +9,7 @@ from typing import Any, cast
 from samewise.runner.config.check.annotations import evaluated, expected, fits
 from samewise.runner.config.instantiate import SPECIAL, locate
 from samewise.runner.config.project import Project
+from samewise.runner.config.tree import at
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 Node = Mapping[str, Any]
@@ -26,9 +27,7 @@ def problems_in(part: Node, project: Project) -> list[Problem]:
 
 def required_are_there(whole: Node) -> Iterator[Problem]:
     for path in REQUIRED:
-        node: Any = whole
-        for part in path.split("."):
-            node = cast(Node, node).get(part) if isinstance(node, Mapping) else "???"
+        node = at(whole, path, "???")
         if node != "???" and not (isinstance(node, Mapping) and "_target_" in node):
             yield Problem(path, "is not a component", node, "a mapping with a _target_", f"`samewise list {path.split('.')[0]}` shows the choices")
     callbacks = whole.get("callbacks")

@@ -10,8 +10,8 @@ from typing import Any, TypeGuard, cast
 
 from omegaconf import DictConfig
 
-from samewise.runner.config.fingerprint import flat, plain
 from samewise.runner.config.schema import Experiment
+from samewise.runner.config.tree import at, flat, plain
 from samewise.runner.errors import Problem, nearest
 
 Config = Mapping[str, Any]
@@ -88,12 +88,12 @@ def nothing_is_missing(cfg: Config) -> Iterator[Problem]:
 
 def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
     for path, lowest in LOWEST.items():
-        value = _at(cfg, path)
+        value = at(cfg, path)
         if _is_number(value) and not value >= lowest:
             yield Problem(path, "is too small", value, f"at least {lowest:g}")
     if _is_number(clip := cfg.get("clip_norm")) and not 0 < clip < math.inf:
         yield Problem("clip_norm", "must be a positive number", clip, "a positive number, or null for no clipping")
-    if _is_number(interval := _at(cfg, "tracking.send_every_s")) and not 0 < interval < math.inf:
+    if _is_number(interval := at(cfg, "tracking.send_every_s")) and not 0 < interval < math.inf:
         yield Problem("tracking.send_every_s", "must be a positive number", interval, "seconds between two sendings")
     if _is_number(seed := cfg.get("seed")) and not -(2**63) <= seed < 2**63:
         yield Problem("seed", "is too large", seed, "a whole number of at most 63 bits")
@@ -116,7 +116,7 @@ def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
 
 
 def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
-    monitor, mode = str(_at(cfg, "evaluate.monitor")), _at(cfg, "evaluate.mode")
+    monitor, mode = str(at(cfg, "evaluate.monitor")), at(cfg, "evaluate.mode")
     if "/" not in monitor:
         yield Problem("evaluate.monitor", "names no split", monitor, "SPLIT/METRIC", f"evaluate.monitor=valid/{monitor}")
     elif mode == "max" and LESS_IS_BETTER.search(monitor):
@@ -155,21 +155,21 @@ def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
 
 
 def variables_only_compute(cfg: Config) -> Iterator[Problem]:
-    for name, value in (_at(cfg, "reproducibility.variables") or {}).items():
+    for name, value in (at(cfg, "reproducibility.variables") or {}).items():
         if not VARIABLES.fullmatch(name):
             expected = "one that chooses how numbers are computed: OMP_*, KMP_*, MKL_*, ONEDNN_*, CUBLAS_*, CUDNN_*, ATEN_CPU_CAPABILITY, NVIDIA_TF32_OVERRIDE"
             yield Problem(f"reproducibility.variables.{name}", "a config may not set this variable", value, expected, "export it in the shell")
 
 
 def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
-    if _at(cfg, "reproducibility.benchmark") is True and _at(cfg, "reproducibility.deterministic") is True:
+    if at(cfg, "reproducibility.benchmark") is True and at(cfg, "reproducibility.deterministic") is True:
         message = "lets timing choose cuDNN's algorithms, which is another one, and other bits, each time"
         yield Problem("reproducibility.benchmark", message, True, "false beside deterministic: true", "reproducibility=fast gives up the promise, and has both")
 
 
 def words_are_known(cfg: Config) -> Iterator[Problem]:
     for path, known in (("reproducibility.level", LEVELS), ("reproducibility.other_environment", OTHER_ENVIRONMENT)):
-        value = _at(cfg, path)
+        value = at(cfg, path)
         if value not in known:
             yield Problem(path, "no such word", value, f"one of: {', '.join(known)}")
 
@@ -187,13 +187,6 @@ RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     no_timing_decides_bits,
     words_are_known,
 )
-
-
-def _at(cfg: Config, path: str) -> Any:
-    value: Any = cfg
-    for part in path.split("."):
-        value = cast(Config, value).get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

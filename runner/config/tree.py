@@ -1,0 +1,110 @@
+"""Configs as trees of values by path. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+
+
+def plain(node: Any) -> Any:
+    """A config as dicts, lists and scalars, interpolations resolved; what is missing, or leads to what is missing, is `???`.
+
+    An interpolation that leads nowhere stays as it is written: composing has told of it.
+    """
+    if isinstance(node, DictConfig | ListConfig) and node._is_none():  # pyright: ignore[reportPrivateUsage]
+        return None
+    if isinstance(node, DictConfig):
+        return {str(key): plain(_value(node, key)) for key in node}
+    if isinstance(node, ListConfig):
+        return [plain(_value(node, index)) for index in range(len(node))]
+    return node.value if isinstance(node, enum.Enum) else node
+
+
+def flat(node: Any, under: str = "", *, lists: bool = True) -> Iterator[tuple[str, Any]]:
+    """Each value's path and value; an empty mapping or list is a value.
+
+    Args:
+        node: A plain config.
+        under: The path of the node itself.
+        lists: Whether a list of plain values is several values, not one.
+    """
+    items: Any = list(node.items()) if isinstance(node, Mapping) else list(enumerate(cast(list[Any], node))) if isinstance(node, list) else ()
+    if under and (not items or (not lists and isinstance(node, list) and not any(isinstance(item, Mapping | list) for item in cast(list[Any], node)))):
+        yield under, node
+        return
+    for key, value in items:
+        yield from flat(value, f"{under}.{key}" if under else str(key), lists=lists)
+
+
+def at(node: Any, path: str, otherwise: Any = None) -> Any:
+    """The value at a path of a plain config; `otherwise` where it leads through something that is not a mapping, None where a key is missing."""
+    for part in path.split("."):
+        if not isinstance(node, Mapping):
+            return otherwise
+        node = cast(Mapping[str, Any], node).get(part)
+    return node
+
+
+def without(node: dict[str, Any], outside: frozenset[str], under: str = "") -> Any:
+    """The mapping less what lies at some paths."""
+    kept = dict[str, Any]()
+    for key, value in node.items():
+        path = f"{under}{key}"
+        if path in outside:
+            continue
+        kept[key] = without(cast(dict[str, Any], value), outside, f"{path}.") if isinstance(value, dict) else value
+    return kept
+
+
+def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Where two configs differ: (path, value in `a`, value in `b`), in order of path; `???` where one has no such key."""
+    left, right = (dict(flat(plain(side) if isinstance(side, DictConfig) else side)) for side in (a, b))
+    return [
+        (path, left.get(path, "???"), right.get(path, "???"))
+        for path in sorted(left.keys() | right.keys())
+        if not _same(left.get(path, ...), right.get(path, ...))
+    ]
+
+
+def leaves(cfg: DictConfig | ListConfig, under: str = "") -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    """Each value's path, its unresolved content, and a function that resolves it."""
+    keys: Sequence[Any] = range(len(cfg)) if isinstance(cfg, ListConfig) else [str(key) for key in cfg]
+    for key in keys:
+        node = cfg._get_node(key)  # pyright: ignore[reportPrivateUsage]  (OmegaConf has no public way to see a node unresolved)
+        path = f"{under}.{key}" if under else str(key)
+        if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):  # pyright: ignore[reportPrivateUsage]
+            yield from leaves(node, path)
+        else:
+            raw = node._value() if node is not None and not isinstance(node, list) else None  # pyright: ignore[reportPrivateUsage]
+            yield path, raw, lambda key=key: cfg[key]
+
+
+def paths(cfg: DictConfig | ListConfig) -> Iterator[str]:
+    """The path of every value and of every mapping."""
+    seen = set[str]()
+    for path, _, _ in leaves(cfg):
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):
+            whole = ".".join(parts[:end])
+            if whole not in seen:
+                seen.add(whole)
+                yield whole
+
+
+def _value(node: DictConfig | ListConfig, key: Any) -> Any:
+    if node._get_node(key)._is_missing():  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
+        return "???"
+    try:
+        return node[key]
+    except InterpolationToMissingValueError:
+        return "???"
+    except OmegaConfBaseException:
+        return node._get_node(key)._value()  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a == b or (a != a and b != b))
