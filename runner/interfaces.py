@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,6 @@ from samewise.runner.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from samewise.runner.training.run import Run
 
 Batch = dict[str, Any]
 """A micro-batch: names to tensors, or to lists of them, all with the same first dimension B."""
@@ -157,22 +155,126 @@ class Outcome:
     inputs: int
 
 
+class RunView(Protocol):
+    """What a callback sees of a run. What it is given is its own: nothing that it does with it reaches what trains."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        ...
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done, with their fraction."""
+        ...
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, where nothing ends it sooner."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    @property
+    def max_epochs(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int:
+        """Samples that an optimizer step sees, over all replicas."""
+        ...
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Steps between two evaluations; 0: only at the end."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the last evaluation; names carry their split."""
+        ...
+
+    @property
+    def best(self) -> Mapping[str, float]:
+        """Of the best evaluation by `evaluate.monitor`, with its `step`; empty before the first."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """The kind of device it computes on: cpu or cuda."""
+        ...
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that logs, draws and writes."""
+        ...
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint of where it stands."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left, or a callback ends training."""
+        ...
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process was asked to stop, by a signal or by `interrupt`."""
+        ...
+
+    @property
+    def traced(self) -> Mapping[str, Any]:
+        """The last line of the trace."""
+        ...
+
+    def learning_rates(self) -> Mapping[str, Sequence[float]]:
+        """Of each phase's parameter groups, without repeats, in order."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and copies of the model's parameters and buffers, made one by one."""
+        ...
+
+    def copy_model(self) -> nn.Module:
+        """A copy of the model that lies as it does, in shards where it is sharded: for an average of its weights."""
+        ...
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Log metrics at the current step; what a step's callbacks log goes out together, at its end."""
+        ...
+
+    def warn(self, caution: Problem) -> None:
+        """Add a warning to those that `check` and `train` print before the first step. For `on_build`."""
+        ...
+
+    def interrupt(self, reason: str) -> None:
+        """Have the run save and stop after this step, in all its processes, to be resumed by the same command. `stop_reason` ends it for good."""
+        ...
+
+
 class Callback(abc.ABC):
     """Reads what happens and may ask to stop; it cannot change a number. Every method is optional."""
 
-    def on_build(self, run: Run) -> None:
+    def on_build(self, run: RunView) -> None:
         """Once, when every part of the run has been made, before a checkpoint is restored."""
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: RunView) -> None:
         """Before the first step, after a checkpoint was restored."""
 
-    def on_step(self, run: Run, outcome: Outcome) -> None:
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
         """After an optimizer step."""
 
-    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         """After an evaluation; names carry their split (`valid/accuracy`)."""
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: RunView) -> None:
         """After the last step, however training ended."""
 
     def stop_reason(self) -> str | None:

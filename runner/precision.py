@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,15 +74,12 @@ class Precision:
         if self._scaler.is_enabled():
             self._scaler.unscale_(optimizer)
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Step; with float16, skip it when a gradient overflowed."""
-        if self._scaler.is_enabled():
-            self._scaler.step(optimizer)
-        else:
-            optimizer.step()
+    def stepper(self, optimizer: Optimizer) -> Callable[[], Any]:
+        """What steps it: its own `step`; with float16 one that is skipped when a gradient overflowed."""
+        return partial(self._scaler.step, optimizer) if self._scaler.is_enabled() else optimizer.step
 
     def may_overflow(self) -> bool:
-        """Whether a gradient that is not finite is the loss scale's doing, and `step` skips it: not where the scale has become too small for that."""
+        """Whether a gradient that is not finite is the loss scale's doing, and the step is skipped: not where the scale has become too small for that."""
         return self._scaler.is_enabled() and self._scaler.get_scale() >= _LEAST_SCALE
 
     def update(self) -> None:

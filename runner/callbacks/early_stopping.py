@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.interfaces import Callback
+from samewise.runner.interfaces import Callback, RunView
 
 
 @final
@@ -33,7 +33,7 @@ class EarlyStopping(Callback):
         self._best = math.inf
         self._waited = 0
 
-    def on_evaluation(self, run: Any, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if self._monitor not in metrics:
             raise ConfigError(Problem("callbacks.early_stopping.monitor", "no such metric was computed", self._monitor, hint=nearest(self._monitor, metrics)))
         value = self._sign * metrics[self._monitor]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import Callback
+from samewise.runner.interfaces import Callback, Outcome, RunView
 
 HORIZON = 0.05
 """The mean age of what the average holds, as a share of the steps: torchvision's published recipe has 0.04."""
@@ -57,19 +57,20 @@ class ExponentialMovingAverage(Callback):
         self._alpha = 0.0 if decay is None else 1.0 - decay
         self._averaged: nn.Module = nn.Identity()
 
-    def on_build(self, run: Any) -> None:
-        self._averaged = run.strategy.copied(run.model).requires_grad_(False).eval()
+    def on_build(self, run: RunView) -> None:
+        self._averaged = run.copy_model().requires_grad_(False).eval()
         if self._rescale:
-            self._alpha = min(1.0, self._alpha * run.batch_size * self._every / run.config.max_epochs)
-        run.cautions.extend(self._cautions(run.total_steps))
+            self._alpha = min(1.0, self._alpha * run.batch_size * self._every / run.max_epochs)
+        for caution in self._cautions(run.total_steps):
+            run.warn(caution)
 
     @torch.no_grad()
-    def on_step(self, run: Any, outcome: Any) -> None:
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
         if outcome.step % self._every:
             return
         alpha = self._weight(outcome.step, self._warmup_epochs * run.steps_per_epoch)
-        for mine, theirs in zip(self._averaged.state_dict(keep_vars=True).values(), run.model.state_dict(keep_vars=True).values(), strict=True):
-            _update(mine.data, theirs.data, alpha)
+        for mine, (_, theirs) in zip(self._averaged.state_dict().values(), run.weights(), strict=True):
+            _update(mine, theirs, alpha)
 
     def _weight(self, step: int, warmup: int) -> float:
         """What the weights of `step`, at which there is an update, count for in the average."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 
-from samewise.runner.interfaces import Callback
+from samewise.runner.interfaces import Callback, Outcome, RunView
 
 
 @final
@@ -18,10 +18,10 @@ class LearningRateLog(Callback):
     def __init__(self, *, every_steps: int = 1) -> None:
         self._every = max(every_steps, 1)
 
-    def on_step(self, run: Any, outcome: Any) -> None:
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
         if outcome.step % self._every:
             return
-        for phase in run.phases:
-            name = "train/lr" if len(run.phases) == 1 else f"train/lr/{phase.spec.name}"
-            rates = phase.learning_rates()
+        by_phase = run.learning_rates()
+        for phase, rates in by_phase.items():
+            name = "train/lr" if len(by_phase) == 1 else f"train/lr/{phase}"
             run.log({name: rates[0]} if len(rates) == 1 else {f"{name}/{number}": rate for number, rate in enumerate(rates)})

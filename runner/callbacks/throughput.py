@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any, final
+from collections.abc import Mapping
+from typing import final
 
 import torch
 
-from samewise.runner.interfaces import Callback
+from samewise.runner.interfaces import Callback, Outcome, RunView
 
 
 @final
@@ -23,10 +24,10 @@ class Throughput(Callback):
         self._since = 0.0
         self._steps = 0
 
-    def on_start(self, run: Any) -> None:
+    def on_start(self, run: RunView) -> None:
         self._since, self._steps = time.perf_counter(), 0
 
-    def on_step(self, run: Any, outcome: Any) -> None:
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
         self._steps += 1
         if outcome.step % self._every:
             return
@@ -34,9 +35,9 @@ class Throughput(Callback):
         seconds, self._since = (now - self._since) / self._steps, now
         self._steps = 0
         logged = {"speed/samples_per_s": run.batch_size / seconds, "speed/step_ms": 1000 * seconds}
-        if run.strategy.device.type == "cuda":
+        if run.device == "cuda":
             logged["speed/gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
         run.log(logged)
 
-    def on_evaluation(self, run: Any, metrics: Any) -> None:
+    def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         self._since, self._steps = time.perf_counter(), 0  # an evaluation's time is not training's

@@ -52,6 +52,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     from samewise.runner.records import checkpoint, sources
     from samewise.runner.training.build import build
     from samewise.runner.training.evaluation import evaluated_models, measured, require_weights
+    from samewise.runner.training.state import restore
 
     kept = checkpoint.named(folder.checkpoints, args.checkpoint)
     state = checkpoint.load(kept.path)
@@ -59,7 +60,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     sources.warn_of_changes(folder)
     if args.split not in run.splits:
         raise ConfigError(Problem(f"dataset.{args.split}", "this data set has no such split", hint="one of: " + ", ".join(run.splits)))
-    run.load_state(state)
+    restore(run, state)
     models, drawn = evaluated_models(run), f"{args.weights}/" if args.weights else ""
     if args.weights:
         require_weights(args.weights, (prefix.rstrip("/") for prefix in models if prefix))

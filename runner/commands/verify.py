@@ -74,7 +74,8 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
         if foreign and not args.anyway:
             said += ["not comparable: the environment decides bits, and " + "; ".join(foreign), "`--anyway` compares all the same"]
             return {"same": False, "comparable": False, "run": str(folder.path), "compared": 0, "parts": None, "said": said}
-        again.callbacks = {**{name: one for name, one in again.callbacks.items() if name != "throughput"}, "verify": comparison}
+        again.callbacks.pop("throughput", None)
+        again.callbacks["verify"] = comparison
         try:
             fit(again)
         except Parted as parted:
@@ -91,6 +92,8 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
 
 def _weights(digest: str | None, again: Any, comparison: Any) -> str:
     """The final weights too, where both runs have reached them."""
+    from samewise.runner.training.state import weights_digest
+
     if digest is None or again.step != again.total_steps:
         return ""
-    return f", weights {digest[:16]}... in both" if again.weights_sha256() == digest else ", but the final weights differ from the summary's"
+    return f", weights {digest[:16]}... in both" if weights_digest(again) == digest else ", but the final weights differ from the summary's"

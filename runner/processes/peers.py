@@ -33,6 +33,32 @@ class Peers(abc.ABC):
     rank = 0
     size = 1
 
+    def __init__(self) -> None:
+        self.stop_heard: str | None = None
+        """Why this process was asked to stop."""
+        self.stop_agreed: str | None = None
+        """Why all ranks are to stop, once they have agreed on it."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that logs, draws and writes."""
+        return self.rank == 0
+
+    def ask_stop(self, reason: str) -> None:
+        """A signal has asked this process to stop; the ranks agree on it in their next exchange, so that all stop after the same step."""
+        self.stop_heard = reason
+        if self.size == 1:
+            self.stop_agreed = reason
+
+    def portion(self, batches: int) -> Sequence[int]:
+        """Which of an evaluation's batches this process takes."""
+        return range(self.rank, batches, self.size)
+
+    def collect(self, outcomes: Sequence[Any]) -> list[Any]:
+        """The evaluation outcomes of all processes, in the order of their batches. All ranks must call it."""
+        by_rank = self.gather(list(outcomes))
+        return [by_rank[number % len(by_rank)][number // len(by_rank)] for number in range(sum(map(len, by_rank)))]
+
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of the ranks. All ranks must call it."""
@@ -80,6 +106,7 @@ class Processes(Peers):
     """How long ranks that have waited in vain wait for each other's word of it."""
 
     def __init__(self, store: Any, *, rank: int, size: int, timeout_s: float) -> None:
+        super().__init__()
         self.rank, self.size = rank, size
         self._store = store
         self._timeout_s = timeout_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from struct import pack
 from typing import Any, BinaryIO
@@ -180,7 +180,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     return head, {line["step"]: line for line in lines if "step" in line}
 
 
-def parting(head: dict[str, Any], first: dict[str, Any], second: dict[str, Any]) -> tuple[str, str] | None:
+def parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any]) -> tuple[str, str] | None:
     """Where two lines of the same step part: (stage, layer), the layer empty where none is named; None where they agree."""
     for stage in STAGES:
         if first.get(stage) == second.get(stage):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from samewise.runner.errors import CheckpointError, SamewiseError
-from samewise.runner.interfaces import Callback
+from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, trace
 from samewise.runner.records.digest import state_digest
 from samewise.runner.records.folder import RunFolder
@@ -60,8 +60,8 @@ class Comparison(Callback):
         """The last step that will be compared."""
         return self._last
 
-    def on_step(self, run: Any, outcome: Any) -> None:
-        expected, found = self._lines.get(outcome.step), run.trace.last
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
+        expected, found = self._lines.get(outcome.step), run.traced
         if expected is None or found.get("step") != outcome.step:
             return
         parted = trace.parting(self._head, expected, found)

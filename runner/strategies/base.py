@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,15 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Loss
-from samewise.runner.optim.norm import total_norm
 from samewise.runner.processes.peers import Alone, Peers
-from samewise.runner.records.digest import digests
+from samewise.runner.strategies.layout import Layout
 
 
 @dataclass
@@ -56,24 +53,19 @@ class Strategy(abc.ABC):
     """Carries the replicas of a run.
 
     The loop asks, for each step: `carry` the micro-batches, forward and backward; then `reduce`, after which every parameter's `.grad` is the *sum*
-    over all micro-batches of the step, wherever they ran.
+    over all micro-batches of the step, wherever they ran. How weights lie in the processes is its `layout`'s matter, what these say to each other its `peers`'.
     """
 
     level = "R1"
     """The strongest promise that a run under it can state."""
     pretends = True
     """Whether one rank can take a step while the others are only pretended, for `samewise check`."""
-    peers: Peers = Alone()
-    """All ranks of the run. `begin` joins them."""
 
     def __init__(self) -> None:
-        self._heard: str | None = None
-        self._agreed: str | None = None
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process is the one that logs, draws and writes."""
-        return self.peers.rank == 0
+        self.peers: Peers = Alone()
+        """All ranks of the run. `begin` joins them."""
+        self.layout = Layout(self.peers)
+        """How weights lie in them. Settled once `wrap` has been called."""
 
     @property
     @abc.abstractmethod
@@ -138,53 +130,9 @@ class Strategy(abc.ABC):
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         """Finish the exchange of gradients, and add up the tallies of all replicas. `tallies` are this process's, a micro-batch each."""
 
-    def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """The optimizer to step: this new one, or one like it that keeps only this process's share of the state."""
-        return optimizer
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What `share_optimizer` gave, as a state that any strategy can load. All ranks must call it; only rank 0's answer is whole."""
-        return optimizer.state_dict()
-
-    shards = 1
-    """Into how many parts the parameters are cut, each process holding one."""
-
-    def whole(self, state: Any) -> Any:
-        """A state as one process would hold it, with nothing in shards, on rank 0. All ranks must call it."""
-        return state
-
-    def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        """A tensor, or this process's shard of one, to be filled from a checkpoint in shards."""
-        return torch.empty(shape, dtype=dtype)
-
-    def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        """A digest for each tensor, on rank 0. All ranks must call it."""
-        return digests(tensors) if self.is_main else []
-
-    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """float32[]: the 2-norm of all gradients together."""
-        return total_norm(gradients)
-
-    def copied(self, model: nn.Module) -> nn.Module:
-        """A copy of the run's model that lives as it does, for an average of weights."""
-        return copy.deepcopy(model)
-
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
         """Within it every process may call the model by itself, as often as it likes. All ranks must enter it."""
         return nullcontext()
-
-    def share(self, batches: int) -> Sequence[int]:
-        """Which of an evaluation's batches this process takes."""
-        return range(self.peers.rank, batches, self.peers.size)
-
-    def collect(self, outcomes: Sequence[Any]) -> list[Any]:
-        """The evaluation outcomes of all processes, in the order of their batches."""
-        by_rank = self.peers.gather(list(outcomes))
-        return [by_rank[number % len(by_rank)][number // len(by_rank)] for number in range(sum(map(len, by_rank)))]
-
-    def first(self, make: Callable[[], Any]) -> Any:
-        """What the main process makes, in every process; what it raises there ends all of them."""
-        return self.peers.first(make)
 
     def require_fit(self, model: nn.Module) -> None:
         """Raise a ConfigError where `wrap` would refuse the model; asked by `samewise check` where the others cannot be pretended."""
@@ -193,26 +141,10 @@ class Strategy(abc.ABC):
         """What `samewise check` tells of how the work is divided, beside who takes which micro-batches: sentences."""
         return []
 
-    def ask_stop(self, reason: str) -> None:
-        """A signal has asked this process to stop; the ranks agree on it in their next exchange, so that all stop after the same step."""
-        self._heard = reason
-        if self.peers.size == 1:
-            self._agreed = reason
-
-    @property
-    def stop_heard(self) -> bool:
-        """Whether this process was asked to stop."""
-        return self._heard is not None
-
-    @property
-    def stop_asked(self) -> str | None:
-        """Why all ranks are to stop, once they have agreed on it."""
-        return self._agreed
-
-    def gathered(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
+    def gather(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
         """The tallies of all ranks, in order, and a further small value of each rank; with them the ranks agree whether to stop."""
-        said = self.peers.gather(([vars(tally) for tally in tallies], facts, self._heard))
-        self._agreed = next((heard for _, _, heard in said if heard), None)
+        said = self.peers.gather(([vars(tally) for tally in tallies], facts, self.peers.stop_heard))
+        self.peers.stop_agreed = next((heard for _, _, heard in said if heard), None)
         return [Tally(**tally) for some, _, _ in said for tally in some], [facts for _, facts, _ in said]
 
     def abandon(self, error: BaseException) -> None:

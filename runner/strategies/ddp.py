@@ -6,14 +6,13 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
@@ -23,7 +22,7 @@ from samewise.runner.processes.peers import Pretended, Processes
 from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
-from samewise.runner.strategies.zero import consolidated, sharded
+from samewise.runner.strategies.zero import DividedOptimizer
 
 HOOKS = ("fp16", "bf16", "powersgd")
 
@@ -81,6 +80,8 @@ class DDP(OneReplicaEach):
         self._uneven = False  # whether one of the processes has none of them
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        if self.zero and isinstance(self.peers, Processes):
+            self.layout = DividedOptimizer(self.peers)
         if not isinstance(self.peers, Processes):
             return model
         if self.sync_batch_norm:
@@ -100,12 +101,6 @@ class DDP(OneReplicaEach):
             return self._network
         _register(self._network, hook=self.hook, rank=self.powersgd_rank, start_step=self.powersgd_start_step)
         return self._network
-
-    def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        return sharded(optimizer) if self.zero and isinstance(self.peers, Processes) else optimizer
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return consolidated(optimizer, is_main=self.is_main)
 
     def coming(self, plan: Plan, step: int) -> None:
         if self.hook == "powersgd" and self._network is not None and not plan.fills_all:
@@ -158,7 +153,7 @@ class DDP(OneReplicaEach):
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         parameters = [] if self._network is None else [parameter for parameter in self._network.parameters() if parameter.requires_grad]
-        everyone, touched = self.gathered(tallies, [parameter.grad is not None for parameter in parameters] if self._uneven else None)
+        everyone, touched = self.gather(tallies, [parameter.grad is not None for parameter in parameters] if self._uneven else None)
         if self._uneven:
             source = min(self._with_samples) // self._accumulate
             self._follow(source, [parameter for parameter, mark in zip(parameters, touched[source], strict=True) if mark], mine=bool(tallies))

@@ -105,7 +105,7 @@ class Elastic(RankStrategy):
         return self._carried.micro_batch(number)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, touched = self.gathered(tallies, self._carried.close())
+        everyone, touched = self.gather(tallies, self._carried.close())
         self._carried.give_back(touched)
         return added(everyone)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -23,12 +24,58 @@ from samewise.runner.processes.packing import packed, unpacked
 from samewise.runner.processes.peers import Processes
 from samewise.runner.records.digest import combined, digests
 from samewise.runner.strategies.base import Forward, Tally, added
+from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.modules import large_children, named
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@final
+class Shards(Layout):
+    """Each process holds its share of every parameter, gradient and optimizer state.
+
+    Args:
+        peers: The run's processes.
+        mesh: Of them.
+        device: Where this one computes.
+        template: The model as it was before it was cut, without values.
+        cut: Cuts a model as the run's is cut.
+    """
+
+    def __init__(self, peers: Processes, *, mesh: DeviceMesh, device: torch.device, template: nn.Module, cut: Callable[[nn.Module], None]) -> None:
+        super().__init__(peers)
+        self.shards = peers.size
+        self._processes, self._mesh, self._device, self._template, self._cut = peers, mesh, device, template, cut
+
+    def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        return take_whole_states(optimizer)
+
+    def whole(self, state: Any) -> Any:
+        self._processes.doing = "gathering a checkpoint's tensors"
+        return whole(state, is_main=self.peers.is_main)
+
+    def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
+        return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
+
+    def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
+        """Of a sharded tensor: the digest of its shards' digests. Each process reads its own."""
+        mine = digests(one.to_local() if isinstance(one, DTensor) else one for one in tensors)
+        everyone = self.peers.gather(mine)
+        return [combined(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
+
+    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        norm = nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def copied(self, model: nn.Module) -> nn.Module:
+        """Sharded as the model is."""
+        another = copy.deepcopy(self._template)
+        self._cut(another)
+        fill(another, model, self._device)
+        return another
 
 
 @final
@@ -71,13 +118,8 @@ class FSDP(OneReplicaEach):
             if value is not None and value not in DTYPES:
                 raise ConfigError(Problem(name, "unknown number format", value, ", ".join(DTYPES), nearest(value, DTYPES)))
         self._model: nn.Module = nn.Identity()
-        self._template: nn.Module = nn.Identity()
         self._units: list[str] = []
         self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
-
-    @property
-    def shards(self) -> int:
-        return self.peers.size
 
     def wrap(self, model: nn.Module) -> nn.Module:
         chosen = large_children(model, self.shard_min_parameters) if self.shard is None else named(model, self.shard, "strategy.shard")
@@ -88,9 +130,10 @@ class FSDP(OneReplicaEach):
             return model
         if not hasattr(FSDPModule, "reset_iter_state"):
             raise ConfigError(Problem("strategy", f"needs a newer torch than {torch.__version__}", "fsdp", "2.14"))
-        self._mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)  # pyright: ignore[reportArgumentType]
-        self._template = template(model)
-        self._shard(model)
+        mesh = DeviceMesh.from_group(dist.group.WORLD, self._device.type)  # pyright: ignore[reportArgumentType]
+        cut = partial(self._shard, mesh=mesh)
+        self.layout = Shards(self.peers, mesh=mesh, device=self._device, template=template(model), cut=cut)
+        cut(model)
         return model
 
     def _require_nothing_of_many(self) -> None:
@@ -99,47 +142,16 @@ class FSDP(OneReplicaEach):
                 message = "needs more than one process: one has nothing to exchange"
                 raise ConfigError(Problem(f"strategy.{name}", message, getattr(self, name), "null", "replicas=2; precision=bf16 is for any number"))
 
-    def _shard(self, model: nn.Module) -> None:
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         param, reduce = (None if name is None else DTYPES[name] for name in (self.param_dtype, self.reduce_dtype))
         shard(
             model,
             self._units,
-            mesh=self._mesh,
+            mesh=mesh,
             policy=MixedPrecisionPolicy(param, reduce),
             output_dtype=None if param is None else torch.float32,
             reshard=self.reshard_after_forward,
         )
-
-    def share_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        return take_whole_states(optimizer) if isinstance(self.peers, Processes) else optimizer
-
-    def whole(self, state: Any) -> Any:
-        self._doing("gathering a checkpoint's tensors")
-        return whole(state, is_main=self.is_main)
-
-    def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        if not isinstance(self.peers, Processes):
-            return super().empty(shape, dtype)
-        return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
-
-    def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        """Of a sharded tensor: the digest of its shards' digests. Each process reads its own."""
-        mine = digests(one.to_local() if isinstance(one, DTensor) else one for one in tensors)
-        everyone = self.peers.gather(mine)
-        return [combined(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
-
-    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        norm = nn.utils.get_total_norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def copied(self, model: nn.Module) -> nn.Module:
-        """Sharded as the model is."""
-        if not isinstance(self.peers, Processes):
-            return super().copied(model)
-        another = copy.deepcopy(self._template)
-        self._shard(another)
-        fill(another, model, self._device)
-        return another
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
         return self._gathered(model) if isinstance(model, FSDPModule) else nullcontext()
@@ -192,7 +204,7 @@ class FSDP(OneReplicaEach):
         return nullcontext()
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, _ = self.gathered(tallies)
+        everyone, _ = self.gather(tallies)
         buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
         if isinstance(self.peers, Processes) and buffers:
             self._doing("sharing batch norm's statistics")

@@ -156,7 +156,7 @@ class Pipeline(RankStrategy):
         return taken if first else _wanting_gradients(taken), given if last else _wanting_gradients(given)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, touched = self.gathered(tallies, self._parts.touched())
+        everyone, touched = self.gather(tallies, self._parts.touched())
         self._parts.share(touched)
         return added(everyone)
 

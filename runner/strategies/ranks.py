@@ -15,6 +15,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.peers import Peers, is_pretended, join
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.strategies.base import Strategy, device_named
+from samewise.runner.strategies.layout import Layout
 
 BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
 """By name: whether this torch is built with it."""
@@ -125,6 +126,7 @@ class RankStrategy(Ranks, Strategy, abc.ABC):
 
     def _meet(self, device: str, accumulate: int) -> None:
         self.peers, self._device = self.join(device)
+        self.layout = Layout(self.peers)
         self._accumulate = accumulate
 
 

@@ -115,7 +115,7 @@ class RPC(RankStrategy):
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         _here.gradients.give_back()
-        everyone, touched = self.gathered(tallies, self._parts.touched())
+        everyone, touched = self.gather(tallies, self._parts.touched())
         self._parts.share(touched)
         return added(everyone)
 

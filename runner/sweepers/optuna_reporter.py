@@ -6,17 +6,15 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.interfaces import Callback
+from samewise.runner.interfaces import Callback, RunView
 from samewise.runner.records.files import write_json
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweepers import optuna_study
 from samewise.runner.sweepers.optuna_study import optuna
-
-if TYPE_CHECKING:
-    from samewise.runner.training.run import Run
 
 
 @final
@@ -37,11 +35,11 @@ class Reporter(Callback):
         self._trial: optuna.Trial | None = None
         self._pruned = ""
 
-    def on_start(self, run: Run) -> None:
-        if run.strategy.is_main:
+    def on_start(self, run: RunView) -> None:
+        if run.is_main:
             self._trial = self._attached()
 
-    def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if self._trial is None or self._pruned:
             return
         if self._metric not in metrics:
@@ -54,15 +52,15 @@ class Reporter(Callback):
         except OSError as error:  # the disk is full; that is no reason to end a training
             print(f"warning: the sweep was not told of an evaluation: {error}", file=sys.stderr)
             return
-        if unpromising and not _is_over(run) and not run.strategy.stop_heard:
+        if unpromising and not run.is_over and not run.is_stopping:
             self._pruned = f"{self._metric} {metrics[self._metric]:.4g} at evaluation {number}, by {self._pruner}"
-            run.strategy.ask_stop(f"the sweep's pruner ({self._pruned})")
+            run.interrupt(f"the sweep's pruner ({self._pruned})")
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: RunView) -> None:
         """Leave word that the run was pruned, where it has stopped for that reason."""
-        if not self._pruned or _is_over(run) or run.saved != run.step:
+        if not self._pruned or run.is_over or not run.is_saved:
             return
-        write_json(run.folder.tags, {"sweep.pruned": self._pruned})
+        write_json(RunFolder(run.folder).tags, {"sweep.pruned": self._pruned})
         point = next((point for point in self._folder.points() if point.setting == self._number), None)
         if point is not None:
             self._folder.note(point.number, pruned=self._pruned)
@@ -77,11 +75,6 @@ class Reporter(Callback):
         return optuna.Trial(study, study.get_trials(deepcopy=False)[self._number]._trial_id)  # pyright: ignore[reportPrivateUsage]  (Optuna's way to attach to a trial)
 
 
-def _is_over(run: Run) -> bool:
-    return run.step >= run.total_steps or run.stop_reason() is not None
-
-
-def _evaluations(run: Run) -> int:
+def _evaluations(run: RunView) -> int:
     """How many evaluations the run has behind it, from where it stands: the same after a resume."""
-    interval = run.evaluate.every_steps or (run.evaluate.every_epochs or 0) * run.steps_per_epoch
-    return math.ceil(run.step / interval) if interval else 1
+    return math.ceil(run.step / run.evaluation_interval) if run.evaluation_interval else 1

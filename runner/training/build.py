@@ -34,10 +34,13 @@ from samewise.runner.strategies.base import Strategy, device_named
 from samewise.runner.strategies.single import Single
 from samewise.runner.training import determinism
 from samewise.runner.training.evaluation import require_weights
+from samewise.runner.training.finite import not_finite
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.predictor import Predictor
+from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.reporter import reporter
 from samewise.runner.training.run import Run, Split
+from samewise.runner.training.view import View
 
 Make = Callable[..., Any]
 SPLITS = ("train", "valid", "test")
@@ -76,9 +79,17 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     model = _model(cfg, make, strategy.device, channels_last=channels_last)
     network = strategy.wrap(model)
     optimizers = build_optimizers(cfg.optimizer, cfg.param_groups, model, recipe.phases, instantiate=partial(instantiate, allowed=project.packages))
-    optimizers = {name: strategy.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
+    optimizers = {name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
+    callbacks = {name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project)
+    recorder = Recorder(
+        trace=_trace(cfg, folder, model, strategy),
+        callbacks=callbacks,
+        log_every_steps=cfg.tracking.log_every_steps,
+        level=strategy.level if cfg.reproducibility.deterministic else "none",
+        cautions=precision.cautions(),
+    )
     run = Run(
         composed=composed,
         environment=environment.record(
@@ -86,11 +97,11 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         ),
         folder=folder,
         fingerprint=composed.fingerprint,
-        level=strategy.level if cfg.reproducibility.deterministic else "none",
         seed=cfg.seed,
         recipe=recipe,
         model=model,
         network=network,
+        parameters=list(model.parameters()),
         phases=_phases(recipe, model, optimizers, strategy),
         schedule=schedule,
         precision=precision,
@@ -103,25 +114,24 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         batch_size=cfg.batch_size,
         micro_batches=cfg.replicas * cfg.accumulate,
         clip_norm=cfg.clip_norm,
-        callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
+        callbacks=callbacks,
         evaluate=_plain(cfg.evaluate),
         checkpoint=_plain(cfg.checkpoint),
-        log_every_steps=cfg.tracking.log_every_steps,
-        trace=Trace(
-            folder.trace,
-            model,
-            digests_of=strategy.digests,
-            shards=strategy.shards,
-            every_steps=cfg.trace.every_steps,
-            layers_every_steps=cfg.trace.layers_every_steps,
-        ),
         checkpoints=_checkpoints(cfg, folder),
         to_device=mover(strategy.device, channels_last=channels_last),
-        cautions=precision.cautions(),
+        infinite=frozenset(not_finite(model.state_dict().items())),
+        recorder=recorder,
     )
-    for callback in run.callbacks.values():
-        callback.on_build(run)
+    recorder.view = View(run)
+    for callback in callbacks.values():
+        callback.on_build(recorder.view)
     return run
+
+
+def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strategy) -> Trace:
+    layout, settings = strategy.layout, cfg.trace
+    every, layers = settings.every_steps, settings.layers_every_steps
+    return Trace(folder.trace, model, digests_of=layout.digests, shards=layout.shards, every_steps=every, layers_every_steps=layers)
 
 
 def build_predictor(composed: Composed, project: Project, state: Mapping[str, Any], *, classes: Sequence[str] = (), weights: str | None = None) -> Predictor:
@@ -256,7 +266,7 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
 def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy) -> list[TrainingPhase]:
     trained = {name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} for name, optimizer in optimizers.items()}
     others = {name: [one for one in model.parameters() if one.requires_grad and id(one) not in mine] for name, mine in trained.items()}
-    return [TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.total_norm) for number, phase in enumerate(recipe.phases)]
+    return [TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.layout.total_norm) for number, phase in enumerate(recipe.phases)]
 
 
 def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:

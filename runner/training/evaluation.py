@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,21 +14,19 @@ from samewise.runner.data import streams
 from samewise.runner.data.loading import Loader, evaluation_keys
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.interfaces import Scores
-
-if TYPE_CHECKING:
-    from samewise.runner.training.run import Run, Split
+from samewise.runner.training.run import Run, Split
 
 
 def evaluate(run: Run) -> None:
     """Evaluate the validation split with the trained model and with those that callbacks keep; log, compare with the best, tell the schedule."""
     scores = validated(run)
     metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in scored.compute().items()}
-    run.metrics, run.scores, run.evaluated = metrics, scores, run.step
+    run.progress.metrics, run.recorder.scores, run.progress.evaluated = metrics, scores, run.step
     run.log({**metrics, "epoch": run.epoch})
     _compare_with_best(run)
     run.schedule.after_evaluation(metrics)
     for callback in run.callbacks.values():
-        callback.on_evaluation(run, metrics)
+        callback.on_evaluation(run.recorder.view, metrics)
 
 
 def validated(run: Run) -> dict[str, Scores]:
@@ -55,7 +53,7 @@ def measured(run: Run, split: str, model: nn.Module) -> Scores:
     scores = run.recipe.scores(part.dataset)
     with run.strategy.evaluating(model), _evaluating(model):
         mine = [_measure(run, model, number, batch) for number, batch in zip(_share(run, part), _loader(run, part), strict=True)]
-        for outcome in run.strategy.collect(mine):
+        for outcome in run.strategy.peers.collect(mine):
             scores.add(outcome)
     return scores
 
@@ -90,7 +88,7 @@ def _measure(run: Run, model: nn.Module, number: int, batch: Any) -> Any:
 
 def _share(run: Run, split: Split) -> Sequence[int]:
     """The numbers of the split's batches that this process takes."""
-    return run.strategy.share(-(-len(split.dataset) // run.config.evaluate.batch_size))
+    return run.strategy.peers.portion(-(-len(split.dataset) // run.config.evaluate.batch_size))
 
 
 def _loader(run: Run, split: Split) -> Loader:
@@ -124,7 +122,8 @@ def _evaluating(model: nn.Module) -> Generator[None]:
 
 def _compare_with_best(run: Run) -> None:
     monitor, mode = run.evaluate.monitor, str(run.evaluate.mode)
-    require_monitored(run, run.metrics)
-    value, best = run.metrics[monitor], run.best.get(monitor, math.nan)
-    if not run.best or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best):
-        run.best = {**run.metrics, "step": run.step}
+    require_monitored(run, run.progress.metrics)
+    progress = run.progress
+    value, best = progress.metrics[monitor], progress.best.get(monitor, math.nan)
+    if not progress.best or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best):
+        progress.best = {**progress.metrics, "step": run.step}

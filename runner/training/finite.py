@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from samewise.runner.errors import Problem, TrainingError
 from samewise.runner.optim.norm import total_norm
-
-if TYPE_CHECKING:
-    from samewise.runner.training.run import Run
+from samewise.runner.training.run import Run
 
 
 def not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:

@@ -17,11 +17,14 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.interfaces import Outcome
 from samewise.runner.records.digest import combined
 from samewise.runner.strategies.base import Tally
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.evaluation import evaluate
 from samewise.runner.training.finite import require_finite_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import session
+from samewise.runner.training.state import save
 
 
 def fit(run: Run) -> dict[str, Any]:
@@ -31,17 +34,17 @@ def fit(run: Run) -> dict[str, Any]:
         TrainingError: the loss, a gradient or a weight is not finite, a disk is full, an operator is not deterministic.
         Interrupted: asked to stop; the run is saved.
     """
-    with session(run):
-        batches = run.batches()
+    with session(run) as summary:
+        batches = training_batches(run)
         while True:
-            if run.evaluation_due():
+            if evaluation_due(run):
                 evaluate(run)
-            if run.checkpoint_due():
-                run.save()
-            if run.is_done():
+            if checkpoint_due(run):
+                save(run)
+            if is_done(run):
                 break
-            run.record(train_step(run, next(batches)))
-    return run.ended
+            run.recorder.record(train_step(run, next(batches)))
+    return summary
 
 
 def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
@@ -51,7 +54,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     run.schedule.before_step(run.step)
     for phase in run.phases:
         if phase.number:
-            run.trace.phase_ends(run.step + 1)
+            run.recorder.trace.phase_ends(run.step + 1)
         run.clear_gradients()
         with phase.training():
             tallies = run.strategy.carry(micro_batches, partial(_forward, run, phase))
@@ -60,9 +63,9 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
         losses |= tally.means(prefix="" if len(run.phases) == 1 else f"{phase.spec.name}/")
         require_finite_step(run, losses, norm)
-        run.precision.step(phase.optimizer)
+        run.precision.stepper(phase.optimizer)()
     run.precision.update()
-    run.step += 1
+    run.progress.step += 1
     return Outcome(run.step, losses, tally.count, norm, combined([a for a, _ in seen]), combined([b for _, b in seen]))
 
 
@@ -73,4 +76,4 @@ def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor,
     with run.precision.autocast():
         loss = run.recipe.loss(run.network, batch, phase.spec)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
-    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.trace.seen(run.step + 1, micro.batch, batch))
+    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.recorder.trace.seen(run.step + 1, micro.batch, batch))

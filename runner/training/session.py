@@ -6,14 +6,13 @@ import errno
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samewise.runner.config import compose
 from samewise.runner.data import streams
@@ -23,32 +22,35 @@ from samewise.runner.records.files import read_json, write_atomically, write_jso
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.evaluation import rehearse, validated
 from samewise.runner.training.misfits import misfit, refused_operator
-
-if TYPE_CHECKING:
-    from samewise.runner.training.run import Run
+from samewise.runner.training.run import Run
+from samewise.runner.training.state import restore, summarise
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @contextmanager
-def session(run: Run) -> Generator[None]:
-    """Resume the run where its newest sound checkpoint stands, and see to it that it ends cleanly. Only the main process writes."""
-    status = "FAILED"
+def session(run: Run) -> Generator[dict[str, Any]]:
+    """Resume the run where its newest sound checkpoint stands, and see to it that it ends cleanly. Only the main process writes.
+
+    Yields:
+        The run's summary, empty until training has ended.
+    """
+    status, summary = "FAILED", dict[str, Any]()
     with ExitStack() as held, streams.preserved(), _signals(run):
-        run.level = run.strategy.first(partial(_open_folder, run, held, _surroundings(run)))
+        run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, _surroundings(run)))
         _restore(run)
-        run.tracker.start()
+        run.recorder.tracker.start()
         for callback in run.callbacks.values():
-            callback.on_start(run)
+            callback.on_start(run.recorder.view)
         try:
             if run.step == 0:
                 with run.strategy.evaluating(run.model):
-                    if run.strategy.is_main:
+                    if run.strategy.peers.is_main:
                         rehearse(run)
-            yield
-            run.require_folder()
+            yield summary
+            run.recorder.require_folder()
             _leave_results(run)
-            run.require_folder()
+            run.recorder.require_folder()
             status = "FINISHED"
         except Interrupted:
             status = "KILLED"
@@ -58,23 +60,23 @@ def session(run: Run) -> Generator[None]:
                 status = "KILLED"
             explained = _explained(run, error)
             run.strategy.abandon(explained)  # before anything that takes time: the other processes wait for this one
-            if run.strategy.is_main:
+            if run.strategy.peers.is_main:
                 _leave_reason(run, error)
             raise explained from error
         finally:
             _close(run, status)
-        run.ended = run.summary()
-        if run.strategy.is_main:
-            write_json(run.folder.summary, run.ended)
+        summary |= summarise(run)
+        if run.strategy.peers.is_main:
+            write_json(run.folder.summary, summary)
         run.strategy.end()
 
 
 def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]]) -> str:
     """Lock the folder and write down what is known at the start; the level of the promise."""
     run.folder.create()
-    run.require_folder = held.enter_context(run.folder.locked())
+    run.recorder.require_folder = held.enter_context(run.folder.locked())
     _write_down(run, surroundings)
-    return run.level
+    return run.recorder.level
 
 
 def _surroundings(run: Run) -> list[Mapping[str, Any]]:
@@ -83,30 +85,30 @@ def _surroundings(run: Run) -> list[Mapping[str, Any]]:
 
 
 def _restore(run: Run) -> None:
-    kept, state, problems = run.strategy.first(partial(checkpoint.newest_sound, run.folder.checkpoints, reader=checkpoint.read))
+    kept, state, problems = run.strategy.peers.first(partial(checkpoint.newest_sound, run.folder.checkpoints, reader=checkpoint.read))
     if kept:
         if state["fingerprint"] != run.fingerprint:
             raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
-        run.load_state(checkpoint.filled(state, kept.path, run.strategy.empty))
+        restore(run, checkpoint.filled(state, kept.path, run.strategy.layout.empty))
     elif run.config.resume_from:
         state = _taken_over(run, Path(run.config.resume_from).expanduser())
-    run.tracker = Silent()
-    if run.strategy.is_main:
-        for caution in run.cautions:
+    run.recorder.tracker = Silent()
+    if run.strategy.peers.is_main:
+        for caution in run.recorder.cautions:
             print(f"warning: {caution}", file=sys.stderr)
         for problem in problems:
             print(f"warning: {problem}\n    the one before it is used", file=sys.stderr)
         for path in run.checkpoints.set_aside_after(run.step):
             print(f"warning: {path}: the damaged checkpoint is kept here", file=sys.stderr)
-        run.trace.open(run.step, state.get("trace", 0))
-        run.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
+        run.recorder.trace.open(run.step, state.get("trace", 0))
+        run.recorder.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
 
 
 def _taken_over(run: Run, path: Path) -> dict[str, Any]:
     """Stand where another run's checkpoint was taken, and return its state."""
-    state = run.strategy.first(partial(checkpoint.read, path))
+    state = run.strategy.peers.first(partial(checkpoint.read, path))
     try:
-        run.load_state(checkpoint.filled(state, path, run.strategy.empty))
+        restore(run, checkpoint.filled(state, path, run.strategy.layout.empty))
     except (RuntimeError, ValueError, KeyError) as error:
         message = f"does not fit this experiment: {first_line(error)}"
         hint = "initialise.weights=FOLDER takes the weights alone, as far as they fit"
@@ -117,8 +119,8 @@ def _taken_over(run: Run, path: Path) -> dict[str, Any]:
 def _leave_results(run: Run) -> None:
     """Put what a person would look at, and the best checkpoint, among the artifacts."""
     run.checkpoints.wait()
-    scores = run.scores or validated(run)  # resumed after the last evaluation: its scores were not saved
-    if run.strategy.is_main:
+    scores = run.recorder.scores or validated(run)  # resumed after the last evaluation: its scores were not saved
+    if run.strategy.peers.is_main:
         for name, score in scores.items():
             folder = run.folder.artifacts / name
             folder.mkdir(parents=True, exist_ok=True)
@@ -127,15 +129,15 @@ def _leave_results(run: Run) -> None:
 
 def _close(run: Run, status: str) -> None:
     for callback in run.callbacks.values():
-        callback.on_end(run)
+        callback.on_end(run.recorder.view)
     if status != "FINISHED":
         try:
             run.checkpoints.wait()
         except TrainingError as error:
             print(f"warning: {error}", file=sys.stderr)
-    run.trace.close()
-    run.stopped = time.monotonic()
-    run.tracker.finish(status)
+    run.recorder.trace.close()
+    run.progress.stop_clock()
+    run.recorder.tracker.finish(status)
 
 
 @contextmanager
@@ -143,11 +145,11 @@ def _signals(run: Run) -> Generator[None]:
     """SIGTERM, SIGUSR1 and Ctrl-C: finish the step, save, stop. A second Ctrl-C stops at once."""
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if run.strategy.stop_heard and number == signal.SIGINT:
+        if run.strategy.peers.stop_heard and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if number == signal.SIGINT and run.strategy.is_main:
+        if number == signal.SIGINT and run.strategy.peers.is_main:
             os.write(2, b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n")  # no print: it may be interrupted in one
-        run.strategy.ask_stop(signal.Signals(number).name)
+        run.strategy.peers.ask_stop(signal.Signals(number).name)
 
     before = {number: signal.signal(number, ask) for number in SIGNALS}
     try:
@@ -176,7 +178,7 @@ def _explained(run: Run, error: BaseException) -> BaseException:
 def _leave_reason(run: Run, error: BaseException) -> None:
     """Leave the reason in the folder; the disk may be what failed, so this may not."""
     try:
-        run.require_folder()
+        run.recorder.require_folder()
         text = "".join(traceback.format_exception(error))
         write_json(run.folder.path / "failure.json", {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text})
     except (TrainingError, OSError) as second:
@@ -207,10 +209,10 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
                     hint="go on there and with that code, give another name=, or accept other bits with reproducibility.other_environment=record",
                 )
             )
-        run.level = "none"
+        run.recorder.level = "none"
     facts = {
         "fingerprint": run.fingerprint,
-        "level": run.level,
+        "level": run.recorder.level,
         "name": run.composed.name,
         "reproducibility": run.config.reproducibility.level,
         "total_steps": run.total_steps,
@@ -230,4 +232,4 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
             hint = "give it machines of one kind, or accept other bits with reproducibility.other_environment=record"
             raise ConfigError(Problem(f"rank {rank}", "computes on a machine whose bits are others: " + "; ".join(differing), hint=hint))
         if differing:
-            run.level = "none"
+            run.recorder.level = "none"

@@ -82,6 +82,7 @@ def _begin(strategy: Strategy, composed: Composed) -> None:
 
 def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     """Take the step; the run, its strategy ended."""
+    from samewise.runner.training.batches import training_batches
     from samewise.runner.training.build import build
     from samewise.runner.training.evaluation import rehearse
     from samewise.runner.training.loop import train_step
@@ -89,7 +90,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserved():
         run = build(composed, project, RunFolder(Path(temporary)), alone=alone)
         try:
-            train_step(run, next(run.batches()))
+            train_step(run, next(training_batches(run)))
             rehearse(run)
         except SamewiseError:
             raise
@@ -101,7 +102,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
 
 
 def _warnings(run: Run | None) -> list[str]:
-    return [f"warning: {caution}" for caution in run.cautions] if run else []
+    return [f"warning: {caution}" for caution in run.recorder.cautions] if run else []
 
 
 def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:

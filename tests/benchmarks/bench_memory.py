@@ -23,6 +23,7 @@ from pathlib import Path
 
 from samewise.runner.config import compose, project
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 
@@ -59,7 +60,7 @@ def sizes(*overrides: str) -> tuple[float, float]:
     gc.collect()
     before = kibibytes("VmRSS")
     run = build(compose.compose([*COMMON, *overrides], project=project.find()), project.find(), RunFolder(Path(tempfile.mkdtemp())))
-    batches = run.batches()
+    batches = training_batches(run)
     train_step(run, next(batches))
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     for _ in range(3):
@@ -71,7 +72,7 @@ def sizes(*overrides: str) -> tuple[float, float]:
 def print_all(work: dict[str, list[str]]) -> None:
     train = compose.compose([*COMMON, "model.width=4"], project=project.find())
     run = build(train, project.find(), RunFolder(Path(tempfile.mkdtemp())))
-    train_step(run, next(run.batches()))  # what torch loads and keeps, whatever is trained
+    train_step(run, next(training_batches(run)))  # what torch loads and keeps, whatever is trained
     del run
     for name, overrides in work.items():
         peak, parameters = sizes(*overrides)

@@ -25,7 +25,9 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from samewise.runner.config import compose, project
+from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
+from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import session
@@ -82,14 +84,14 @@ def hand_written(run: Run) -> Iterator[None]:
 
 def samewise(run: Run) -> Iterator[None]:
     """A step at each turn, with everything that `fit` does between two evaluations."""
-    batches = run.batches()
+    batches = training_batches(run)
     while True:
-        if run.evaluation_due():
-            run.evaluated = run.step  # what is measured is training
-        if run.checkpoint_due():
-            run.saved = run.step
-        run.is_done()
-        run.record(train_step(run, next(batches)))
+        if evaluation_due(run):
+            run.progress.evaluated = run.step  # what is measured is training
+        if checkpoint_due(run):
+            run.recorder.saved = run.step
+        is_done(run)
+        run.recorder.record(train_step(run, next(batches)))
         yield
 
 
@@ -115,8 +117,8 @@ def measure(overrides: list[str], count: int, turns: int = 15) -> tuple[float, f
                 pair = timed(loops[0], count), timed(loops[1], count)
                 if turn >= 2:
                     pairs.append(pair)
-            run.evaluated = run.step
-            run.scores = {"valid": run.recipe.scores(run.splits["valid"].dataset)}
+            run.progress.evaluated = run.step
+            run.recorder.scores = {"valid": run.recipe.scores(run.splits["valid"].dataset)}
     by_hand, ours = (statistics.median(side) * 1000 for side in zip(*pairs, strict=True))
     return by_hand, ours, statistics.median(b / a for a, b in pairs)
 

@@ -65,7 +65,7 @@ class Hold(Callback):
         self.file = pathlib.Path(folder, str(seed))
 
     def on_step(self, run, outcome):
-        while run.step == 5 and self.file.exists() and not run.strategy.stop_heard:
+        while run.step == 5 and self.file.exists() and not run.is_stopping:
             (self.file.parent / f"{self.file.name}.held").touch()
             time.sleep(0.05)
 '''

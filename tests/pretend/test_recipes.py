@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pretended_cuda import PretendedDevice, written
 
-from samewise.runner.training.run import Run
+from samewise.runner.training.recorder import Recorder
 
 STEPS = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "max_steps=4", "evaluate.every_steps=2", "dataset.samples=16")
 CLIPS = {"vocoder": ("dataset.samples=200", "dataset.clips=16", "dataset.valid_clips=4")}
@@ -30,14 +30,14 @@ def test_stopped_and_resumed_it_has_the_bits_of_one_that_was_not(
     whole = train(tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     with monkeypatch.context() as patch:
-        record = Run.record
+        record = Recorder.record
 
-        def stopped(run: Run, outcome: Any) -> None:
-            record(run, outcome)
-            if run.step == 2:
+        def stopped(recorder: Recorder, outcome: Any) -> None:
+            record(recorder, outcome)
+            if outcome.step == 2:
                 os.kill(os.getpid(), signal.SIGUSR1)
 
-        patch.setattr(Run, "record", stopped)
+        patch.setattr(Recorder, "record", stopped)
         assert train(tmp_path / "stopped").returncode == 3
     resumed = train(tmp_path / "stopped")
     assert resumed.returncode == 0, resumed.stderr

@@ -30,17 +30,16 @@ from samewise.runner.records import checkpoint, environment
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training import loop
 from samewise.runner.training.build import build
+from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.run import Run
 
 NEVER = {
     ("Run", "composed"): "what it is made from",
     ("Run", "environment"): "what it is made in",
-    ("Run", "require_folder"): "whether the run's folder is still there",
-    ("Run", "tracker"): "the journal, which is compared as a file",
-    ("Run", "seconds"): "a clock",
-    ("Run", "started"): "a clock",
-    ("Run", "stopped"): "a clock",
-    ("Run", "ended"): "the summary, which is compared as a file",
+    ("Recorder", "require_folder"): "whether the run's folder is still there",
+    ("Recorder", "tracker"): "the journal, which is compared as a file",
+    ("Progress", "earlier_s"): "a clock",
+    ("Progress", "_started"): "a clock",
     ("Trace", "_file"): "a file",
     ("Trace", "last"): "the newest line, for who asks after a step that has one",
     ("Optimizer", "defaults"): "read while parameter groups are made; torch adds what older checkpoints lack",
@@ -54,8 +53,8 @@ NEVER = {
     },
     ("ZeroRedundancyOptimizer", "state"): "torch leaves there what it has loaded; its `optim` has the state",
     ("ZeroRedundancyOptimizer", "_all_state_dicts"): "gathered for the last checkpoint",
-    ("Strategy", "_heard"): "how these tests stop a run",
-    ("Strategy", "_agreed"): "how these tests stop a run",
+    ("Peers", "stop_heard"): "how these tests stop a run",
+    ("Peers", "stop_agreed"): "how these tests stop a run",
     ("Throughput", "_since"): "a clock",
     ("Throughput", "_steps"): "steps since the clock was read",
     ("GradScaler", "_init_scale"): "read only while there is no _scale, whose value state_dict() gives",
@@ -79,7 +78,7 @@ AFTER_A_STEP = {
 }
 """What a resumed run need not have before its first step, and has after it."""
 AFTER_AN_EVALUATION = {
-    ("Run", "scores"): "for the pictures at the end, for which they are made again",
+    ("Recorder", "scores"): "for the pictures at the end, for which they are made again",
     ("Split", "loader"): "made at its first use",
 }
 """What a resumed run need not have before its first evaluation, and has after it."""
@@ -101,23 +100,25 @@ Note = Callable[[Moment, Paths], None]
 @contextmanager
 def watched(note: Note, *, before_step: Callable[[Run], None] = lambda run: None, skipped: Mapping[tuple[str, str], str] = {}) -> Iterator[None]:
     """Within it the loop tells what can be reached before each step (with what the step is given), after it, and after each evaluation."""
-    train_step, evaluate, record = loop.train_step, loop.evaluate, Run.record
+    train_step, evaluate, record = loop.train_step, loop.evaluate, Recorder.record
+    current = list[Run]()
 
     def all_of(run: Run, moment: str, **further: Any) -> None:
         if moment != "begins" and run.strategy.micro_batches:  # every forward pass begins by seeding them, those that a process serves others by too
             further["generators"] = _generators()
         everything = {"model": run.model, "strategy": run.strategy, "run": run, "switches": _switches(), **further}
-        if "tracker" in vars(run):  # else it is the step that a check tries
+        if "samewise-check-" not in str(run.folder.path):  # else it is the step that a check tries
             note((moment, run.step), reachable(everything, skipped={**SKIPPED[moment], **skipped}))
 
     def noted_step(run: Run, micro_batches: Any) -> Any:
+        current[:] = [run]
         all_of(run, "begins", given=micro_batches)
         before_step(run)
         return train_step(run, micro_batches)
 
-    def noted_record(run: Run, outcome: Any) -> None:
-        record(run, outcome)
-        all_of(run, "stepped", outcome=outcome)
+    def noted_record(recorder: Recorder, outcome: Any) -> None:
+        record(recorder, outcome)
+        all_of(current[0], "stepped", outcome=outcome)
 
     def noted_evaluate(run: Run) -> None:
         evaluate(run)
@@ -126,7 +127,7 @@ def watched(note: Note, *, before_step: Callable[[Run], None] = lambda run: None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", noted_step)
         patch.setattr(loop, "evaluate", noted_evaluate)
-        patch.setattr(Run, "record", noted_record)
+        patch.setattr(Recorder, "record", noted_record)
         yield
 
 
@@ -169,7 +170,7 @@ def at_once(run: Run) -> None:
 
 def stopped(run: Run) -> None:
     """Asks it to stop, as a scheduler's signal does: it finishes the step that comes, and saves."""
-    run.strategy.ask_stop("SIGTERM")
+    run.strategy.peers.ask_stop("SIGTERM")
 
 
 def trained(

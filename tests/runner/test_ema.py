@@ -15,7 +15,7 @@ from samewise.runner.callbacks.ema import ExponentialMovingAverage
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
-from samewise.runner.interfaces import Callback
+from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import fit
@@ -28,11 +28,11 @@ TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=n
 class Seen(Callback):
     """The weights and buffers after each step, the initial ones first."""
 
-    def on_start(self, run: Any) -> None:
-        self.states = [_doubled(run.model.state_dict())]
+    def on_start(self, run: RunView) -> None:
+        self.states = [_doubled(dict(run.weights()))]
 
-    def on_step(self, run: Any, outcome: Any) -> None:
-        self.states.append(_doubled(run.model.state_dict()))
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
+        self.states.append(_doubled(dict(run.weights())))
 
 
 def _doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -76,13 +76,14 @@ RULES: dict[str, tuple[dict[str, Any], dict[int, float]]] = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
     """The weights after each step of a run, and the averages by each rule."""
     run = build(compose(TINY, project=BARE), BARE, RunFolder(tmp_path_factory.mktemp("run")))
-    assert (run.total_steps, run.steps_per_epoch, run.batch_size, run.config.max_epochs) == (STEPS, PER_EPOCH, BATCH, EPOCHS)
+    assert (run.total_steps, run.plan.steps_per_epoch, run.batch_size, run.config.max_epochs) == (STEPS, PER_EPOCH, BATCH, EPOCHS)
     node = {key: value for key, value in run.config.callbacks.ema.items() if key != "_target_"}
     averages = {rule: ExponentialMovingAverage(**(node | settings)) for rule, (settings, _) in RULES.items()}
     for average in averages.values():
-        average.on_build(run)
+        average.on_build(run.recorder.view)
     seen = Seen()
-    run.callbacks = {**averages, "seen": seen}
+    run.callbacks.clear()
+    run.callbacks.update(averages, seen=seen)
     fit(run)
     return seen.states, {rule: dict(average.models()["ema"].state_dict()) for rule, average in averages.items()}
 

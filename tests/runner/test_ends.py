@@ -53,15 +53,17 @@ class Leaving(Dataset):
         return self.digits[index]
 
 
+from samewise.runner.records.folder import RunFolder
+
 class Deletes(Callback):
     def __init__(self, what, step):
         self.what, self.step = what, step
 
     def on_step(self, run, outcome):
         if outcome.step == self.step:
-            shutil.rmtree(run.folder.path / ("checkpoints" if self.what == "checkpoints" else ""))
+            shutil.rmtree(run.folder / ("checkpoints" if self.what == "checkpoints" else ""))
             if self.what == "taken by another":
-                run.folder.create()
+                RunFolder(run.folder).create()
 """
 
 

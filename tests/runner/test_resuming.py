@@ -16,19 +16,9 @@ from samewise_runner_resuming_space import FURTHER, OPTIMIZERS, SCHEDULERS, TINY
 
 from samewise.runner.config.compose import choices_of
 from samewise.runner.config.project import Project
-from samewise.runner.interfaces import Callback
 from samewise.runner.records import checkpoint
+from samewise.runner.training import session
 from samewise.runner.training.run import Run
-
-
-class Clock(Callback):
-    """Keeps the time that earlier sessions of a run took."""
-
-    def __init__(self, clocks: list[float]) -> None:
-        self._clocks = clocks
-
-    def on_start(self, run: Run) -> None:
-        self._clocks.append(run.seconds)
 
 
 @pytest.fixture
@@ -116,13 +106,15 @@ def test_killed_at_moments_without_a_checkpoint(tmp_path):
     assert first_difference(whole, pieces) is None
 
 
-def test_killed_between_the_last_checkpoint_and_the_results(tmp_path):
+def test_killed_between_the_last_checkpoint_and_the_results(tmp_path, monkeypatch):
     config = composed(*TINY, "max_steps=2", "callbacks=ema")
     folder, clocks = tmp_path / "run", list[float]()
     whole = trained(config, folder)
     (folder / "summary.json").unlink()
     shutil.rmtree(folder / "artifacts")
-    again = trained(config, folder, prepare=lambda run: run.callbacks.update(clock=Clock(clocks)))
+    restore = session.restore
+    monkeypatch.setattr(session, "restore", lambda run, state: (restore(run, state), clocks.append(run.progress.earlier_s)))
+    again = trained(config, folder)
     assert again.moments == {}
     assert first_difference(whole, again) is None
     assert clocks == [checkpoint.load(folder / "checkpoints" / "latest")["seconds"]]

@@ -13,8 +13,8 @@ from samewise_runner_resuming_space import TINY
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.data.loading import training_keys
-from samewise.runner.interfaces import Callback
-from samewise.runner.training import run as run_module
+from samewise.runner.interfaces import Callback, Outcome, RunView
+from samewise.runner.training import batches, session
 from samewise.runner.training.run import Run
 
 
@@ -24,7 +24,7 @@ class Counting(Callback):
     def __init__(self) -> None:
         self.seen = {"steps": [0]}
 
-    def on_step(self, run: Run, outcome: Any) -> None:
+    def on_step(self, run: RunView, outcome: Outcome) -> None:
         self.seen["steps"][0] += 1
 
 
@@ -63,7 +63,7 @@ FAULTS = {
     "frozen weights thawed": (lambda run: run.model.requires_grad_(True), "_modules['3']._parameters['weight']"),
     "weights that lie otherwise": (set_strides, "_modules['0']._parameters['weight']"),
     "a layer left in evaluation": (lambda run: run.model[5].eval(), "['5'].training: True and False"),
-    "the best forgotten": (lambda run: run.best.clear(), ".best['valid/loss']"),
+    "the best forgotten": (lambda run: run.progress.best.clear(), ".best['valid/loss']"),
     "another order": (lambda run: vars(run.order).update(_seed=1), "_seed: 0 and 1"),
     "another cut of it": (lambda run: vars(run).update(plan=replace(run.plan, samples=31)), ".plan.samples: 32 and 31"),
 }
@@ -84,8 +84,8 @@ def test_nothing_is_lost_where_no_fault_is_planted(rich, tmp_path):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_and_named(rich, tmp_path, monkeypatch, name):
-    (config, folder, whole), (fault, path), load_state = rich, FAULTS[name], Run.load_state
-    monkeypatch.setattr(Run, "load_state", lambda run, state: (load_state(run, state), fault(run)))
+    (config, folder, whole), (fault, path), restore = rich, FAULTS[name], session.restore
+    monkeypatch.setattr(session, "restore", lambda run, state: (restore(run, state), fault(run)))
     part = trained(config, cut(folder, tmp_path / "run", after=2), before_step=stopped, most=1)
     found = first_difference(whole, part)
     assert found is not None
@@ -95,7 +95,7 @@ def test_a_planted_fault_is_found_and_named(rich, tmp_path, monkeypatch, name):
 
 def test_another_place_in_the_order_is_found_by_the_batch_that_comes(rich, tmp_path, monkeypatch):
     config, folder, whole = rich
-    monkeypatch.setattr(run_module, "training_keys", lambda *args, first_step, **settings: training_keys(*args, first_step=first_step + 1, **settings))
+    monkeypatch.setattr(batches, "training_keys", lambda *args, first_step, **settings: training_keys(*args, first_step=first_step + 1, **settings))
     part = trained(config, cut(folder, tmp_path / "run", after=2), before_step=stopped, most=1)
     assert first_difference(whole, part).startswith("begins at step 2: ['given'][0].batch['image']: ")
 

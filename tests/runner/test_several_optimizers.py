@@ -13,6 +13,7 @@ import torch
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 
@@ -54,9 +55,9 @@ def run(tmp_path):
         Project(Path.cwd()),
         RunFolder(tmp_path),
     )
-    made.trace.open(0, 0)
+    made.recorder.trace.open(0, 0)
     yield made
-    made.trace.close()
+    made.recorder.trace.close()
 
 
 def test_a_phase_gathers_gradients_of_what_it_trains_alone(run, monkeypatch):
@@ -69,15 +70,15 @@ def test_a_phase_gathers_gradients_of_what_it_trains_alone(run, monkeypatch):
             lambda step=step: (gathered.append({name.partition(".")[0] for name, one in run.model.named_parameters() if one.grad is not None}), step())[1],
         )
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    train_step(run, next(run.batches()))
+    train_step(run, next(training_batches(run)))
     assert gathered == [{"discriminator"}, {"generator"}]
     assert all(parameter.requires_grad for parameter in run.model.parameters())
     assert all(not torch.equal(before[name], value) for name, value in run.model.named_parameters())
 
 
 def test_the_trace_digests_the_gradients_of_every_phase(run):
-    outcome = train_step(run, next(run.batches()))
-    run.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=0.0)
+    outcome = train_step(run, next(training_batches(run)))
+    run.recorder.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=0.0)
     names = [name for name, _ in run.model.named_parameters()]
-    digests = run.trace.last["layers"]["gradients"]
+    digests = run.recorder.trace.last["layers"]["gradients"]
     assert len({digests[8 * place : 8 * place + 8] for place in range(len(names))}) == len(names), "each had a gradient of its own"

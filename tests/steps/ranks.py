@@ -44,18 +44,18 @@ def run(case: Any, folder: Path) -> tuple[dict[str, Any], Any]:
 
     composed = case.composed(folder, HERE)
     run = build(composed, composed.project, composed.folder)
-    initial = {name: value.clone() for name, value in run.strategy.whole(run.model.state_dict()).items()}
+    initial = {name: value.clone() for name, value in run.strategy.layout.whole(run.model.state_dict()).items()}
     done = Trained({})
-    record = run.record
+    record = run.recorder.record
 
     def recorded(outcome: Any) -> None:
         done.losses.append(sum(value for name, value in outcome.losses.items() if name == "loss" or name.endswith("/loss")))
         done.norms.append(outcome.gradient_norm)
         record(outcome)
-        done.weights = _copy(run.strategy.whole(run.model.state_dict()))
-        done.average = _copy(run.strategy.whole(run.callbacks["ema"].models()["ema"].state_dict())) if case.average else {}
+        done.weights = _copy(run.strategy.layout.whole(run.model.state_dict()))
+        done.average = _copy(run.strategy.layout.whole(run.callbacks["ema"].models()["ema"].state_dict())) if case.average else {}
 
-    run.record = recorded
+    run.recorder.record = recorded
     fit(run)
     return initial, done
 

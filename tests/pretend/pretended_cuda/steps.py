@@ -13,6 +13,7 @@ from samewise.runner.config.project import Project, find
 from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training import evaluation, loop
+from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.session import session
 
@@ -37,11 +38,11 @@ def counted(overrides: Sequence[str], folder: Path, project: Project | None = No
     with pretended() as device:
         run = build(composed, project, RunFolder(folder))
         with suppress(Interrupted), session(run):
-            batches = run.batches()
+            batches = training_batches(run)
             for _ in range(STEADY):
                 batch = next(batches)
                 with device.counting() as step:
-                    run.record(loop.train_step(run, batch))
+                    run.recorder.record(loop.train_step(run, batch))
             with device.counting() as evaluated:
                 evaluation.rehearse(run)
             raise Interrupted("counted")

@@ -1,0 +1,48 @@
+"""What is due where a run stands. All of it is arithmetic on the step, so that a resumed run does what was left undone."""
+
+from __future__ import annotations
+
+from samewise.runner.errors import Interrupted, Problem
+from samewise.runner.training.run import Run
+
+
+def evaluation_due(run: Run) -> bool:
+    """Whether the run stands where an evaluation belongs that has not been made."""
+    if run.progress.evaluated == run.step or run.step == 0:
+        return False
+    every = evaluation_interval(run)
+    return at_end(run) or (bool(every) and run.step % every == 0)
+
+
+def evaluation_interval(run: Run) -> int:
+    """Steps between two evaluations; 0: only at the end."""
+    return run.evaluate.every_steps or (run.evaluate.every_epochs or 0) * run.plan.steps_per_epoch
+
+
+def checkpoint_due(run: Run) -> bool:
+    """Whether the run stands where a checkpoint belongs, or was asked to stop."""
+    settings = run.checkpoint
+    if run.recorder.saved == run.step or run.step == 0:
+        return False
+    by_steps = bool(settings.every_steps) and run.step % settings.every_steps == 0
+    by_epochs = bool(settings.every_epochs) and run.step % (settings.every_epochs * run.plan.steps_per_epoch) == 0
+    is_best = settings.keep_best > 0 and run.progress.best.get("step") == run.step
+    return by_steps or by_epochs or is_best or at_end(run) or run.strategy.peers.stop_agreed is not None
+
+
+def is_done(run: Run) -> bool:
+    """Whether training has ended.
+
+    Raises:
+        Interrupted: it was asked to stop before that.
+    """
+    if at_end(run):
+        return True
+    if reason := run.strategy.peers.stop_agreed:
+        raise Interrupted(Problem(f"step {run.step}", f"stopped by {reason}, and saved", hint="the same command goes on from here"))
+    return False
+
+
+def at_end(run: Run) -> bool:
+    """Whether no step is left, or a callback ends training."""
+    return run.step >= run.total_steps or run.recorder.stop_reason() is not None

@@ -1,0 +1,68 @@
+"""What writes down a run: the trace of each step, what is logged, what callbacks make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from samewise.runner.errors import Problem
+from samewise.runner.interfaces import Callback, Outcome, RunView, Scores
+from samewise.runner.records.trace import Trace
+from samewise.runner.tracking.tracker import Silent, Tracker
+
+
+@dataclass
+class Recorder:
+    """Writes down a run; nothing that it does changes a number.
+
+    Args:
+        trace: The run's.
+        callbacks: By name, in the order in which they are called.
+        log_every_steps: Steps between two entries of the losses.
+        level: The strongest promise that the run can state; the session lowers it where the environment has changed.
+        cautions: What a person should know of the settings before it trains; `on_build` may add to it.
+    """
+
+    trace: Trace
+    callbacks: Mapping[str, Callback]
+    log_every_steps: int
+    level: str
+    cautions: list[Problem]
+    view: RunView = field(init=False)
+    """What callbacks see of the run."""
+    tracker: Tracker = field(default_factory=Silent)
+    """Opened by the session, once it is known where the run resumes."""
+    saved: int = -1
+    """The step of the last checkpoint."""
+    scores: Mapping[str, Scores] = field(default_factory=dict[str, Scores])
+    """Of the last evaluation, by split, for its pictures."""
+    require_folder: Callable[[], None] = lambda: None
+    """Raises a TrainingError where the folder that the session has locked is gone."""
+    _pending: dict[str, float] = field(default_factory=dict[str, float])
+    _is_recording: bool = False
+
+    def record(self, outcome: Outcome) -> None:
+        """Write down a step: its trace, its metrics, and what callbacks make of it."""
+        self._is_recording = True
+        self.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
+        if outcome.step % self.log_every_steps == 0:
+            self.log({f"train/{name}": value for name, value in outcome.losses.items()}, outcome.step)
+        for callback in self.callbacks.values():
+            callback.on_step(self.view, outcome)
+        self._is_recording = False
+        self._send(outcome.step)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log metrics; what a step's callbacks log goes out together, at its end."""
+        self._pending.update(metrics)
+        if not self._is_recording:
+            self._send(step)
+
+    def _send(self, step: int) -> None:
+        if self._pending:
+            self.tracker.log(self._pending, step)
+        self._pending = {}
+
+    def stop_reason(self) -> str | None:
+        """What a callback gives as a reason to end training."""
+        return next((reason for callback in self.callbacks.values() if (reason := callback.stop_reason())), None)

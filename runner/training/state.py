@@ -1,0 +1,88 @@
+"""What is kept of a run: its state, in checkpoints, and in the end its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.optim.build import load_state
+from samewise.runner.records import shards
+from samewise.runner.records.digest import weights_sha256
+from samewise.runner.training.finite import require_finite_model
+from samewise.runner.training.run import Run
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """What a resumed run needs: named tensors and plain values. A sharded tensor is this process's shard."""
+    return {
+        **run.progress.state(),
+        "fingerprint": run.fingerprint,
+        "model": run.model.state_dict(),
+        "optimizers": {phase.spec.name: run.strategy.layout.optimizer_state(phase.optimizer) for phase in run.phases},
+        "schedule": run.schedule.state_dict(),
+        "precision": run.precision.state_dict(),
+        "callbacks": {name: callback.state_dict() for name, callback in run.callbacks.items()},
+        "trace": run.recorder.trace.chain,
+    }
+
+
+def restore(run: Run, state: Mapping[str, Any]) -> None:
+    """Stand where `state` was taken."""
+    run.progress.load_state(state)
+    run.recorder.saved = run.step
+    run.model.load_state_dict(state["model"])
+    for phase in run.phases:
+        load_state(phase.optimizer, state["optimizers"][phase.spec.name])
+    run.schedule.load_state_dict(state["schedule"])
+    run.precision.load_state_dict(state["precision"])
+    for name, callback in run.callbacks.items():
+        callback.load_state_dict(state["callbacks"].get(name, {}))
+
+
+def save(run: Run) -> None:
+    """Write a checkpoint, and make what was logged up to it durable.
+
+    Raises:
+        TrainingError: a weight is not finite, the run's folder is gone, or the checkpoint before this one could not be written.
+    """
+    require_finite_model(run)
+    run.recorder.require_folder()
+    layout = run.strategy.layout
+    state = _write_shards(run) if run.checkpoint.sharded and layout.shards > 1 else layout.whole(state_of(run))
+    if run.strategy.peers.is_main:
+        run.recorder.tracker.checkpointed(run.step)
+        run.checkpoints.save(run.step, state, {**run.progress.metrics} if run.progress.evaluated == run.step else {})
+    run.recorder.saved = run.step
+
+
+def _write_shards(run: Run) -> dict[str, Any]:
+    """Have every process write its shards of the state; what is left of it, and their digests."""
+    peers = run.strategy.peers
+    folder = Path(peers.first(lambda: str(run.checkpoints.shards_folder(run.step))))
+    state, tensors = shards.split(state_of(run))
+    shards.save(tensors, folder)
+    written = peers.gather(shards.digests(folder, peers.rank))
+    return {**state, "shards": {name: digest for some in written for name, digest in some.items()}}
+
+
+def weights_digest(run: Run) -> str:
+    """The SHA-256 of the weights, on rank 0. All ranks must call it."""
+    return weights_sha256(run.strategy.layout.whole(run.model.state_dict()))
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """How the run ended, as in summary.json."""
+    seconds = run.progress.seconds
+    return {
+        "status": "finished",
+        "fingerprint": run.fingerprint,
+        "level": run.recorder.level,
+        "weights_sha256": weights_digest(run),
+        "steps": run.step,
+        "epochs": run.epoch,
+        "stopped_early": run.recorder.stop_reason(),
+        "metrics": {"final": run.progress.metrics, "best": run.progress.best, "monitor": run.evaluate.monitor},
+        "mlflow_run_id": run.recorder.tracker.run_id(),
+        "timings": {"training_s": round(seconds, 3), "step_ms": round(1000 * seconds / max(run.step, 1), 3)},
+    }

@@ -1,0 +1,111 @@
+"""What a callback sees of a run: `interfaces.RunView`, by copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from samewise.runner.errors import Problem
+from samewise.runner.interfaces import RunView
+from samewise.runner.training.due import at_end, evaluation_interval
+from samewise.runner.training.run import Run
+
+
+@final
+class View:
+    """A run, to be looked at. It has what `RunView` asks for."""
+
+    __slots__ = ("__run",)
+
+    def __init__(self, run: Run) -> None:
+        self.__run = run
+
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(sorted(name for name in dir(RunView) if not name.startswith("_")))
+        raise AttributeError(f"a callback sees no {name!r} of a run, since it cannot change one; it sees {known}")
+
+    @property
+    def step(self) -> int:
+        return self.__run.step
+
+    @property
+    def epoch(self) -> float:
+        return self.__run.epoch
+
+    @property
+    def total_steps(self) -> int:
+        return self.__run.total_steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.__run.plan.steps_per_epoch
+
+    @property
+    def max_epochs(self) -> int:
+        return int(self.__run.config.max_epochs)
+
+    @property
+    def batch_size(self) -> int:
+        return self.__run.batch_size
+
+    @property
+    def evaluation_interval(self) -> int:
+        return evaluation_interval(self.__run)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {**self.__run.progress.metrics}
+
+    @property
+    def best(self) -> Mapping[str, float]:
+        return {**self.__run.progress.best}
+
+    @property
+    def folder(self) -> Path:
+        return self.__run.folder.path
+
+    @property
+    def device(self) -> str:
+        return self.__run.strategy.device.type
+
+    @property
+    def is_main(self) -> bool:
+        return self.__run.strategy.peers.is_main
+
+    @property
+    def is_saved(self) -> bool:
+        return self.__run.recorder.saved == self.__run.step
+
+    @property
+    def is_over(self) -> bool:
+        return at_end(self.__run)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.__run.strategy.peers.stop_heard is not None
+
+    @property
+    def traced(self) -> Mapping[str, Any]:
+        return {**self.__run.recorder.trace.last}
+
+    def learning_rates(self) -> Mapping[str, Sequence[float]]:
+        return {phase.spec.name: phase.learning_rates() for phase in self.__run.phases}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.__run.model.state_dict().items():
+            yield name, tensor.clone()
+
+    def copy_model(self) -> nn.Module:
+        return self.__run.strategy.layout.copied(self.__run.model)
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        self.__run.log(metrics)
+
+    def warn(self, caution: Problem) -> None:
+        self.__run.recorder.cautions.append(caution)
+
+    def interrupt(self, reason: str) -> None:
+        self.__run.strategy.peers.ask_stop(reason)

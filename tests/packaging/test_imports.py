@@ -1,0 +1,65 @@
+"""Imports run one way, without a circle, and `make lint` finds one that does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("runner", "recipes", "datasets", "configs", ".package", "tests/packaging/lint_imports.sh", "pyproject.toml")
+
+
+@pytest.fixture
+def checkout(repository: Path, tmp_path: Path) -> Path:
+    for name in FOLDERS:
+        source, target = repository / name, tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    return tmp_path
+
+
+def linted(checkout: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "BIN": str(Path(sys.executable).parent)}
+    return subprocess.run(["tests/packaging/lint_imports.sh"], cwd=checkout, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_contracts_are_kept(checkout: Path) -> None:
+    done = linted(checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "broken"),
+    [
+        (
+            "runner/records/trace.py",
+            "    from samewise.runner.training.loop import fit",
+            "samewise.runner.records is not allowed to import samewise.runner.training",
+        ),
+        ("runner/data/order.py", "    from samewise.runner.data import loading", "No cycles are allowed"),
+        ("runner/optim/build.py", "    from samewise.recipes import classification", "samewise.recipes"),
+        ("recipes/vocoder.py", "    from samewise.runner.precision import Precision", "samewise.runner.precision"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["a lazy import", "an import for types"])
+def test_a_planted_import_is_found(checkout: Path, file: str, line: str, broken: str, kind: str) -> None:
+    head = "def planted():" if kind == "a lazy import" else "from typing import TYPE_CHECKING\nif TYPE_CHECKING:"
+    with (checkout / file).open("a") as handle:
+        handle.write(f"\n\n{head}\n{line}\n")
+    done = linted(checkout)
+    assert done.returncode != 0
+    assert broken in done.stdout, done.stdout
+
+
+def test_a_room_without_a_place_in_the_order_is_found(checkout: Path) -> None:
+    (checkout / "runner" / "attic.py").write_text('"""A room of its own."""\n')
+    done = linted(checkout)
+    assert done.returncode != 0
+    assert "attic" in done.stdout
