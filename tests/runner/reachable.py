@@ -43,6 +43,7 @@ OPAQUE = {
     "FSDPState": "fully sharded data parallelism's, in which weights are gathered: the shards are the model's parameters",
     "FSDPParam": "the same",
     "FSDPParamGroup": "the same",
+    "View": "shows the run, which is reached by itself",
     "PyRRef": "lives in another process, which sees it itself",
 }
 """Classes that are not looked into, by name, with the reason."""
