@@ -6,8 +6,9 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-# One thread a process: on few cores, several torch processes with a thread per core each are slower, not faster.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# One thread a process: on few cores, several torch processes with a thread per core each are slower, not faster. Bytecode is written, whatever the shell says:
+# each of the many processes that tests start would compile all of samewise anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-all bench mutants lint types format lock clean

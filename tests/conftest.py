@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,26 @@ class Done:
 
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(name: str, path: Path) -> ModuleType:
+    """A module beside the tests, which can then be imported by that name: no folder of tests is on sys.path."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+forked = load("samewise_forked", ROOT / "tests" / "forked.py")
+
+
+@pytest.fixture(autouse=True)
+def no_fork_outlives_its_test() -> Iterator[None]:
+    yield
+    while forked.STARTED:
+        forked.STARTED.pop().kill()
 
 
 @pytest.fixture
@@ -66,13 +87,8 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def promise() -> ModuleType:
-    """tests/runner/promise.py, which no test can import: no folder of tests is on sys.path."""
-    spec = importlib.util.spec_from_file_location("promise", ROOT / "tests" / "runner" / "promise.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """tests/runner/promise.py."""
+    return load("samewise_promise", ROOT / "tests" / "runner" / "promise.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

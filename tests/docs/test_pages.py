@@ -105,6 +105,7 @@ def test_a_block_shown_in_the_wrong_order_is_noticed() -> None:
     assert Block("console", "$ one   # exit code: 2\nout\n$ two\n", None, None).commands == [Command("one   # exit code: 2", ["out"]), Command("two")]
 
 
+@pytest.mark.slow
 def test_your_own_data_set_and_model_train_as_the_page_says(tmp_path: Path) -> None:
     made = make_files(PAGES["docs/your_own.md"].read_text(), tmp_path)
     assert {"pyproject.toml", "lab/shapes.py", "configs/dataset/shapes.yaml", "lab/small_net.py", "configs/model/small_net.yaml"} <= set(made)

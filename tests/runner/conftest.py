@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 for _name in ("jobs", "reachable", "resuming_space", "resuming"):
     _spec = importlib.util.spec_from_file_location(f"samewise_runner_{_name}", Path(__file__).with_name(f"{_name}.py"))
@@ -16,11 +13,3 @@ for _name in ("jobs", "reachable", "resuming_space", "resuming"):
     _spec.loader = importlib.util.LazyLoader(_spec.loader)  # some import all of torch, which few tests' collection should wait for
     sys.modules[_spec.name] = _module = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(_module)
-
-
-@pytest.fixture(autouse=True)
-def no_rank_outlives_its_test() -> Iterator[None]:
-    yield
-    started = sys.modules["samewise_runner_jobs"].STARTED
-    while started:
-        started.pop().kill()

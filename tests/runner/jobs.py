@@ -6,12 +6,12 @@ What starts them for a user is tested in test_launch.py. Tests import this as `s
 from __future__ import annotations
 
 import json
-import multiprocessing
-import multiprocessing.context
 import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from samewise_forked import Forked
 
 TINY = [
     "experiment=resnet18_digits",
@@ -25,29 +25,6 @@ TINY = [
     "checkpoint.keep_last=3",
     "strategy=elastic",
 ]
-RANK = """
-import os, sys
-os.environ.update({variables!r})
-for number, name in ((1, "stdout"), (2, "stderr")):
-    os.dup2(os.open(f"{said}.{{name}}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-{before}
-from samewise.runner.cli import main
-sys.exit(main({arguments!r}))
-"""
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "matplotlib.figure",
-        "torch.distributed.fsdp",
-        "torchvision",
-        "samewise.runner.training.loop",
-        "samewise.runner.training.build",
-        "samewise.runner.config.check.components",
-    ]
-)
-STARTED: list[multiprocessing.context.ForkServerProcess] = []
-"""Killed when the test that started them is over."""
 
 
 class Job:
@@ -74,36 +51,28 @@ class Job:
         before: str = "",
     ) -> None:
         self.run_root, self._before = run_root, before
-        run_root.mkdir(parents=True, exist_ok=True)
-        self._files = [run_root / f"said-{time.monotonic_ns()}-{rank}" for rank in range(started or size)]
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port or free_port()), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self.ranks = [self._start(rank, size, address, [*experiment, f"run_root={run_root}", *overrides]) for rank in range(started or size)]
 
-    def _start(self, rank: int, size: int, address: dict[str, str], overrides: list[str]) -> multiprocessing.context.ForkServerProcess:
+    def _start(self, rank: int, size: int, address: dict[str, str], overrides: list[str]) -> Forked:
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), **address}
-        code = RANK.format(variables=variables, said=self._files[rank], arguments=["train", *overrides, "--json"], before=self._before)
-        process = FORKS.Process(target=exec, args=(code, {}))
-        process.start()
-        STARTED.append(process)
-        return process
+        return Forked("train", *overrides, "--json", said=self.run_root / f"said-{time.monotonic_ns()}-{rank}", variables=variables, before=self._before)
 
     def wait(self, seconds: float = 400) -> list[int | None]:
         """The exit codes."""
         end = time.monotonic() + seconds
-        for rank in self.ranks:
-            rank.join(max(end - time.monotonic(), 0.1))
-        codes = [rank.exitcode for rank in self.ranks]
+        codes = [rank.wait(max(end - time.monotonic(), 0.1)) for rank in self.ranks]
         for rank in self.ranks:
             rank.kill()
         return codes
 
     @property
     def errors(self) -> str:
-        return "".join(Path(f"{file}.stderr").read_text() for file in self._files if Path(f"{file}.stderr").exists())
+        return "".join(rank.errors for rank in self.ranks)
 
     @property
     def output(self) -> str:
-        return "".join(Path(f"{file}.stdout").read_text() for file in self._files if Path(f"{file}.stdout").exists())
+        return "".join(rank.output for rank in self.ranks)
 
     def steps(self) -> int:
         """How many the trace has."""

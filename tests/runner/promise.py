@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from samewise_forked import Forked
+
 
 class Promise:
     """One small experiment, to be trained again and again.
@@ -22,28 +24,35 @@ class Promise:
     def __init__(self, overrides: Sequence[str]) -> None:
         self.overrides = list(overrides)
 
-    def command(self, run_root: Path, *overrides: str) -> list[str]:
-        return [sys.executable, "-m", "samewise", "train", *self.overrides, f"run_root={run_root}", *overrides]
+    def start(self, run_root: Path, *overrides: str) -> Forked:
+        """Train in a process of its own."""
+        return Forked("train", *self.overrides, f"run_root={run_root}", *overrides, "--json", said=run_root / f"said-{time.monotonic_ns()}")
 
     def run(self, run_root: Path, *overrides: str) -> Path:
         """Train to the end; the run's folder."""
-        done = subprocess.run([*self.command(run_root, *overrides), "--json"], capture_output=True, text=True, check=False)
+        process = self.start(run_root, *overrides)
+        assert process.wait(200) == 0, process.errors
+        return Path(json.loads(process.output)["folder"])
+
+    def run_afresh(self, run_root: Path, *overrides: str) -> Path:
+        """The same in an interpreter that has imported nothing yet, as a user starts it."""
+        command = [sys.executable, "-m", "samewise", "train", *self.overrides, f"run_root={run_root}", *overrides, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
+        return Path(json.loads(done.stdout)["folder"])
 
     def kill_within(self, run_root: Path, chance: random.Random, *overrides: str, fewest: int = 4, most: int = 8) -> bool:
         """Start the run and kill it with SIGKILL after `fewest` to `most` further steps, at a random moment of one. False: it ended before that."""
-        process = subprocess.Popen(self.command(run_root, *overrides), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = self.start(run_root, *overrides)
         deadline, before = time.monotonic() + 90, trace_lines(run_root)
         wanted = max(before - 4, 0) + chance.randint(fewest, most)
         while process.poll() is None and trace_lines(run_root) < wanted:
             assert time.monotonic() < deadline, "the run makes no progress"
             time.sleep(0.005)
         time.sleep(chance.random() * 0.03)
-        process.send_signal(signal.SIGKILL)
-        _, errors = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-        return process.returncode != 0
+        process.send(signal.SIGKILL)
+        assert process.wait(60) in (0, -signal.SIGKILL), process.errors
+        return process.poll() != 0
 
 
 def weights(folder: Path) -> str:

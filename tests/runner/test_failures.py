@@ -153,15 +153,13 @@ def test_a_full_disk_ends_training_with_a_message_and_more_room_lets_it_go_on(tr
 
 
 def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(promise, tmp_path):
-    command = promise.Promise(TINY).command(tmp_path, "max_steps=4000", "max_epochs=4000")
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = promise.Promise(TINY).start(tmp_path, "max_steps=4000", "max_epochs=4000")
     while promise.trace_lines(tmp_path) < 3:
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 3
-    assert said.index("Ctrl-C: it finishes its step or evaluation and saves") < said.index("stopped by SIGINT, and saved")
+    process.send(signal.SIGINT)
+    assert process.wait(100) == 3
+    assert process.errors.index("Ctrl-C: it finishes its step or evaluation and saves") < process.errors.index("stopped by SIGINT, and saved")
 
 
 def test_a_summary_that_cannot_be_read_is_not_taken_for_a_run_that_is_not_done(train, tmp_path):

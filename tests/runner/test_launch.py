@@ -90,6 +90,7 @@ def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
     assert len(list(tmp_path.glob("*/*/checkpoints/step-*"))) == 1
 
 
+@pytest.mark.slow  # that ranks with one error tell it once: test_any_number_of_ranks.py
 @pytest.mark.timeout(300)
 def test_an_error_in_all_ranks_is_told_once_and_not_tried_again(tmp_path):
     _, said = ended(start(tmp_path, "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)

@@ -1,4 +1,7 @@
-"""The promise, for every recipe at reduced size: the same bits run again, with workers, and killed and resumed."""
+"""The promise, for every recipe at reduced size: the same bits run again, with workers, and killed and resumed.
+
+Of the quick tests, test_resuming.py resumes them after every step, tests/kept runs them again.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", SMALL)
 def test_run_again_with_workers_and_killed(promise, recipe, tmp_path):
@@ -34,7 +38,8 @@ def test_run_again_with_workers_and_killed(promise, recipe, tmp_path):
     assert promise.trace(resumed) == promise.trace(reference)
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(name, marks=() if name == "speech_recognition" else pytest.mark.slow) for name in SMALL])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SMALL)
 def test_another_seed_gives_other_bits(promise, recipe, tmp_path):
     experiment = promise.Promise([*SMALL[recipe], *COMMON, "max_steps=2"])
     assert promise.weights(experiment.run(tmp_path)) != promise.weights(experiment.run(tmp_path, "seed=1"))

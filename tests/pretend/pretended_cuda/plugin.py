@@ -28,6 +28,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Ranks that tests start have the device too."""
-    jobs = sys.modules.get("samewise_runner_jobs")
-    if jobs is not None:
-        jobs.RANK = _IN_RANKS + jobs.RANK
+    forked = sys.modules.get("samewise_forked")
+    if forked is not None:
+        forked.COMMAND = _IN_RANKS + forked.COMMAND
