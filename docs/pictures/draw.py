@@ -4,11 +4,13 @@
     mlflow.png           five runs in the MLflow UI
 
 The pictures of a sweep, sweep_table.png and sweep_compared.png, come from the test that reads those pages in a browser:
-`SAMEWISE_PICTURES=docs/pictures python -m pytest tests/sweeps/test_report.py -k mlflow_ui`. It needs a Chromium and playwright, and takes some minutes of training.
+`SAMEWISE_PICTURES=docs/pictures python -m pytest tests/sweeps/test_report.py -k mlflow_ui`.
+All need a Chromium and playwright, and some minutes of training.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -54,7 +56,7 @@ def draw_terminal() -> None:
     """A run, the same command again, and `verify`."""
     trained, again = said("train", "experiment=resnet18_digits"), said("train", "experiment=resnet18_digits")
     (folder,) = Path("runs/resnet18_digits").glob("*")
-    console = Console(record=True, width=118, file=open(os.devnull, "w"), force_terminal=True)
+    console = Console(record=True, width=118, file=io.StringIO(), force_terminal=True)
     lines = [*trained.splitlines()[-16:], "$ samewise train experiment=resnet18_digits | head -1", again.splitlines()[0]]
     for line in [*lines, f"$ samewise verify {folder} --steps 60", *said("verify", str(folder), "--steps", "60").splitlines()]:
         console.print(Text.from_ansi(line))

@@ -58,7 +58,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     from samewise.runner.training.loop import fit
 
     comparison = Comparison(folder, steps=args.steps)
-    if not comparison.last:
+    if not comparison.wanted:
         raise ConfigError(Problem(str(folder.trace), "there is no trace to compare with", hint="train with trace.every_steps=1"))
     partings = checkpoint_partings(folder)
     said = [str(parting) for parting in partings]
@@ -83,7 +83,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
             said.append(f"parts at {parted.parting}")
         else:
             digest = (read_json(folder.summary) or {}).get("weights_sha256")
-            said.append(f"the same bits: {comparison.compared} of {comparison.last} steps compared" + _weights(digest, again, comparison))
+            said.append(f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, comparison))
     said += [f"the config differs: {line}" for line in unlike]
     first = min(partings, key=lambda parting: parting.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}

@@ -52,13 +52,10 @@ class Comparison(Callback):
 
     def __init__(self, folder: RunFolder, *, steps: int | None = None) -> None:
         self._head, self._lines = trace.read(folder.trace)
-        self._last = min(max(self._lines, default=0), steps or max(self._lines, default=0))
+        self.wanted = sum(steps is None or step <= steps for step in self._lines)
+        """How many steps will be compared: those of the trace, which may be every hundredth."""
         self.compared = 0
-
-    @property
-    def last(self) -> int:
-        """The last step that will be compared."""
-        return self._last
+        self._to_the_end = steps is None and folder.summary.exists()  # where the weights are compared too
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         expected, found = self._lines.get(outcome.step), run.traced
@@ -71,7 +68,7 @@ class Comparison(Callback):
         self.compared += 1
 
     def stop_reason(self) -> str | None:
-        return "all that the first run recorded has been compared" if self.compared and self.compared >= self._last else None
+        return "all that the first run recorded has been compared" if self.compared >= self.wanted and not self._to_the_end else None
 
 
 def checkpoint_partings(folder: RunFolder) -> list[Parting]:

@@ -145,6 +145,7 @@ def test_a_full_disk_ends_training_with_a_message_and_more_room_lets_it_go_on(tr
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         done = train(disk / "runs", "model.width=16", "checkpoint.every_steps=2", "checkpoint.background=false")
         assert done.returncode == 0, done.stderr
+        assert not (the_run(disk / "runs") / "failure.json").exists()
         plain = train(tmp_path / "plain", "model.width=16")
         assert json.loads((the_run(disk / "runs") / "summary.json").read_text())["weights_sha256"] in (the_run(tmp_path / "plain") / "summary.json").read_text()
         assert plain.returncode == 0

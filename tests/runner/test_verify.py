@@ -44,6 +44,15 @@ def test_the_same_bits_are_said_in_words(samewise, run):
     assert "the same bits: 12 of 12 steps compared, weights" in done.stdout
 
 
+def test_a_sparse_trace_is_compared_where_it_has_lines_and_the_weights_at_the_end(samewise, tmp_path):
+    assert samewise("train", *TINY, "trace.every_steps=5", f"run_root={tmp_path}").returncode == 0
+    (folder,) = tmp_path.glob("*/*/")
+    assert "the same bits: 2 of 2 steps compared, weights" in samewise("verify", folder).stdout
+    few = samewise("verify", folder, "--steps", "7").stdout
+    assert "the same bits: 1 of 1 steps compared" in few
+    assert "step 10" not in few
+
+
 def test_another_seed_parts_at_the_first_step(samewise, run):
     done = samewise("verify", run, "seed=1")
     assert done.returncode == 1
