@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-all bench mutants lint types format lock clean
+.PHONY: help install demo test test-changed test-slow test-all bench mutants lint types format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## make the virtual environment .venv: locked packages, and samewise itself, editable
 
@@ -23,6 +23,9 @@ demo: install ## train a ResNet on handwritten digits (about a minute of trainin
 
 test: install ## run the tests that are fast enough for every change (minutes on two cores)
 	$(PYTEST) -m "not slow"
+
+test-changed: install ## run the fast tests that what differs from main can touch (BASE=HEAD: what is not committed)
+	@files=$$($(BIN)/python tests/changed.py $(or $(BASE),main)) && if [ -n "$$files" ]; then $(PYTEST) -m "not slow" $$files; else echo "no test is touched"; fi
 
 test-slow: install ## run the slower tests that CI runs too; some install packages into scratch environments
 	$(PYTEST) -m "slow and not long"

@@ -1,0 +1,62 @@
+"""`make test-changed` runs what a change can touch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import random
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def changed(repository: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("samewise_changed", repository / "tests" / "changed.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("file", "run", "left_out"),
+    [
+        (
+            "recipes/detection.py",
+            {"tests/recipes/test_detection.py", "tests/configs/test_detection_configs.py", "tests/kept/test_kept.py"},
+            {"tests/datasets/test_mixtures.py"},
+        ),
+        ("configs/experiment/wavernn_ljspeech.yaml", {"tests/configs/test_vocoder_configs.py"}, {"tests/runner/test_tree_sum.py"}),
+        ("runner/sweepers/optuna.py", {"tests/sweeps/test_optuna.py"}, {"tests/runner/test_ema.py"}),
+        ("runner/errors.py", {"tests/runner/test_cli.py", "tests/runner/test_same_bits.py", "tests/recipes/test_vocoder.py"}, set()),
+        ("tests/runner/promise.py", {"tests/runner/test_same_bits.py"}, {"tests/datasets/test_mixtures.py"}),
+        ("tests/runner/test_ema.py", {"tests/runner/test_ema.py"}, {"tests/runner/test_cli.py"}),
+        ("docs/design.md", {"tests/docs/test_pages.py"}, {"tests/runner/test_cli.py"}),
+    ],
+)
+def test_what_depends_on_a_file_is_run_and_what_does_not_is_left_out(changed: ModuleType, file: str, run: set[str], left_out: set[str]) -> None:
+    found = set(changed.affected_tests([file]))
+    assert run <= found
+    assert not left_out & found
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "tests/conftest.py", "requirements.lock", "of_a_new_kind.txt"])
+def test_all_are_run_where_in_doubt(changed: ModuleType, file: str) -> None:
+    assert changed.affected_tests([file, "docs/design.md"]) == ["tests"]
+
+
+def test_every_test_is_run_that_imports_the_changed_module(changed: ModuleType, repository: Path) -> None:
+    """As Python's own parser sees it, for some modules."""
+    imports: dict[str, set[str]] = {}
+    for path in (repository / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for name in (node.module, *(f"{node.module}.{one.name}" for one in node.names)):
+                    imports.setdefault(name, set()).add(path.relative_to(repository).as_posix())
+    modules = sorted(path.relative_to(repository) for top in changed.PARTS for path in (repository / top).rglob("*.py") if path.name != "__init__.py")
+    for module in random.Random(0).sample(modules, 6):
+        expected = imports.get(changed.module_of(module.as_posix()), set())
+        assert expected <= set(changed.affected_tests([module.as_posix()])), module
