@@ -23,10 +23,17 @@ def sweep(*given: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
 
 
-def points(folder: Path, name: str) -> list[dict[str, Any]]:
-    done = sweep(name, "--status", "--json", folder=folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["points"]
+@pytest.fixture
+def points(samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], list[dict[str, Any]]]:
+    """What `--status` says of each point of a sweep that was given in a folder."""
+
+    def status(folder: Path, name: str) -> list[dict[str, Any]]:
+        monkeypatch.chdir(folder)
+        done = samewise("sweep", name, "--status", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["points"]
+
+    return status
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     return folder, done, next((folder / "runs" / "sweeps").iterdir()).name
 
 
-def test_one_failed_job_does_not_stop_the_rest_and_is_told_at_once(swept) -> None:
+def test_one_failed_job_does_not_stop_the_rest_and_is_told_at_once(swept, points) -> None:
     folder, done, name = swept
     assert done.returncode == 1
     found = points(folder, name)
@@ -50,7 +57,7 @@ def test_one_failed_job_does_not_stop_the_rest_and_is_told_at_once(swept) -> Non
     assert "lr=1e+30 seed=0" in done.stdout
 
 
-def test_a_point_has_the_weights_that_it_has_alone(swept, samewise: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_point_has_the_weights_that_it_has_alone(swept, points, samewise: Callable[..., Any], tmp_path: Path) -> None:
     folder, _, name = swept
     for one in points(folder, name)[2:]:
         alone = samewise("train", *TINY, "optimizer.lr=0.05", f"seed={one['seed']}", f"run_root={tmp_path}", "--json")
@@ -65,7 +72,7 @@ def test_the_table_has_mean_spread_and_interval_over_seeds(swept) -> None:
     assert "2 finished" in done.stdout
 
 
-def test_the_same_command_runs_nothing_again_and_retrying_runs_what_failed(swept) -> None:
+def test_the_same_command_runs_nothing_again_and_retrying_runs_what_failed(swept, points) -> None:
     folder, _, name = swept
     again = sweep(*SWEEP, folder=folder)
     assert "0 to run" in again.stderr
@@ -93,7 +100,7 @@ def test_several_values_make_a_sweep_of_train(samewise: Callable[..., Any], tmp_
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_sweep_that_is_stopped_goes_on_to_the_same_bits(how: signal.Signals, tmp_path: Path, samewise: Callable[..., Any]) -> None:
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_bits(how: signal.Signals, points, tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = (*TINY[:-1], "max_steps=60", "max_epochs=60", "checkpoint.every_steps=5", "seed=range(3)", "launcher.jobs=2")
     process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
@@ -115,7 +122,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bits(how: signal.Signals, t
 
 
 @pytest.mark.slow
-def test_cancelling_has_the_jobs_save(tmp_path: Path) -> None:
+def test_cancelling_has_the_jobs_save(points, tmp_path: Path) -> None:
     given = (*TINY[:-1], "max_steps=4000", "max_epochs=4000", "seed=range(2)", "launcher.jobs=1")
     process = subprocess.Popen([sys.executable, "-m", "samewise", "sweep", *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
