@@ -17,7 +17,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -28,6 +27,7 @@ from samewise.runner.launchers import kubernetes_manifest as manifest
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.kubernetes_status import Cluster
 from samewise.runner.launchers.snapshot import snapshot, variables
+from samewise.runner.launchers.submission import Submitted, grouped, newest, next_file, too_small
 from samewise.runner.records.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -36,19 +36,6 @@ if TYPE_CHECKING:
 HOME = "kubernetes"
 _LONGEST = 10_000
 """Indices of one Job; from 100,000 on Kubernetes has further conditions."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The newest job of a point."""
-
-    file: Path
-    index: int
-    given: Mapping[str, Any]
-
-    @property
-    def mark(self) -> Path:
-        return self.file.parent / "cancelled" / f"{self.file.stem}-{self.index}"
 
 
 @final
@@ -100,7 +87,7 @@ class Kubernetes(Launcher):
         poll_s: float = 5.0,
     ) -> None:
         least = {"cpus": (cpus, 1), "gpus": (gpus, 0), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "retries": (retries, 0), "poll_s": (poll_s, 0.1)}
-        found = [Problem(name, "is too small", value, f"at least {low}") for name, (value, low) in least.items() if value is not None and value < low]
+        found = too_small(least)
         if nodes != 1:
             hint = "strategy=elastic strategy.nproc=N: as many processes as the pod has GPUs; several machines for one run: launcher=slurm"
             found.append(Problem("nodes", "a run is one pod, which is on one machine", nodes, "1", hint))
@@ -154,15 +141,11 @@ class Kubernetes(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
         code = snapshot(self._sweep)
-        alike = dict[tuple[int, int], list[Job]]()
-        for job in jobs:
-            alike.setdefault(self._needs(job), []).append(job)
-        for needs, several in alike.items():
-            for start in range(0, len(several), _LONGEST):
-                self._submit(several[start : start + _LONGEST], needs, code)
+        for needs, some in grouped(jobs, self._needs, _LONGEST):
+            self._submit(some, needs, code)
 
     def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
-        where = self._where(numbers)
+        where = newest(self._home, numbers)
         known = dict[str, dict[int, Seen] | None]()
         for place in where.values():
             name = place.given["job"]
@@ -171,11 +154,11 @@ class Kubernetes(Launcher):
         return {number: self._seen(number, place, known[place.given["job"]]) for number, place in where.items()}
 
     def cancel(self, numbers: Iterable[int], *, kill: bool = False) -> None:
-        where = self._where(numbers)
+        where = newest(self._home, numbers)
         standing = self.look(where)
         live = [place for number, place in where.items() if standing[number].standing is not Standing.gone]
         for place in live:
-            place.mark.touch()  # what pods go by, those too that have not begun
+            place.mark().touch()  # what pods go by, those too that have not begun
         for file in sorted({place.file for place in live}):
             name = read_json(file)["job"]
             if kill and self._cluster:
@@ -191,20 +174,20 @@ class Kubernetes(Launcher):
 
     def _is_wanted(self, file: Path) -> bool:
         """Whether any run of a Job is neither over nor told to stop."""
-        own = {number: place for number, place in self._where(read_json(file)["points"]).items() if place.file == file}
-        return any(seen.standing is not Standing.gone and not own[number].mark.exists() for number, seen in self.look(own).items())
+        own = {number: place for number, place in newest(self._home, read_json(file)["points"]).items() if place.file == file}
+        return any(seen.standing is not Standing.gone and not own[number].mark().exists() for number, seen in self.look(own).items())
 
-    def _seen(self, number: int, place: _Place, of_job: Mapping[int, Seen] | None) -> Seen:
+    def _seen(self, number: int, place: Submitted, of_job: Mapping[int, Seen] | None) -> Seen:
         """What is known of a point: by the cluster where it knows the Job, else by the run's own word."""
         if of_job:
             seen = of_job[place.index]
-            return Seen(seen.standing, "cancelled") if seen.standing is Standing.gone and place.mark.exists() else seen
+            return Seen(seen.standing, "cancelled") if seen.standing is Standing.gone and place.mark().exists() else seen
         word = self._sweep.word(number)
         has_begun = word.get("began", 0) >= place.given["submitted"]
         is_over = has_begun and "ended" in word
         if is_over and word.get("exit_code") != INTERRUPTED:
             return Seen(Standing.gone)
-        if place.mark.exists() and (is_over or not has_begun):
+        if place.mark().exists() and (is_over or not has_begun):
             return Seen(Standing.gone, "cancelled")
         if of_job is not None and place.given["applied"]:
             return Seen(Standing.gone, f"Kubernetes no longer knows its Job {place.given['job']}")
@@ -219,9 +202,8 @@ class Kubernetes(Launcher):
         return self._cpus or max(1, job.threads), gpus
 
     def _submit(self, jobs: Sequence[Job], needs: tuple[int, int], code: Path) -> None:
-        number = 1 + max((int(file.stem) for file in self._home.glob("*.json")), default=0)
-        file = self._home / f"{number:04d}.json"
-        name = manifest.job_name(self._sweep.id, f"{number:04d}-{uuid.uuid4().hex[:5]}", len(jobs))
+        file = next_file(self._home)
+        name = manifest.job_name(self._sweep.id, f"{file.stem}-{uuid.uuid4().hex[:5]}", len(jobs))
         given = {
             "job": name,
             "points": [job.number for job in jobs],
@@ -243,14 +225,6 @@ class Kubernetes(Launcher):
             file.unlink()  # the manifest stays, for a person to look at
             raise
         write_json(file, {**given, "applied": True})
-
-    def _where(self, numbers: Iterable[int]) -> dict[int, _Place]:
-        """The newest job of each point that has been submitted."""
-        found = dict[int, _Place]()
-        for file in sorted(self._home.glob("*.json")):
-            given: Mapping[str, Any] = read_json(file) or {}
-            found |= {point: _Place(file, index, given) for index, point in enumerate(given.get("points", ()))}
-        return {number: found[number] for number in numbers if number in found}
 
 
 def _user(given: str | None) -> tuple[int, int] | None:

@@ -13,38 +13,22 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from samewise.runner.errors import INTERRUPTED
-from samewise.runner.records.files import read_json
-from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.launchers.submission import Submitted, unexplained
 
 _EVERY_S = 1.0
 
 
-@dataclass
 class Pod:
-    """One try of one run.
+    """One try of one run."""
 
-    Args:
-        file: Of the submission.
-        index: In its Job.
-    """
-
-    file: Path
-    index: int
-    _run: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _is_asked: bool = field(default=False, init=False)
-    _is_told: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self._given: dict[str, Any] = read_json(self.file)
-        self._number = int(self._given["points"][self.index])
-        self._sweep = SweepFolder(self.file.parents[1])
-        self._mark = self.file.parent / "cancelled" / f"{self.file.stem}-{self.index}"
+    def __init__(self, job: Submitted) -> None:
+        self._job, self._number, self._sweep = job, job.number, job.sweep
+        self._run: subprocess.Popen[bytes] | None = None
+        self._is_asked = self._is_told = False
 
     def run(self) -> int:
         """Start the run and wait for its end. The exit code."""
@@ -59,8 +43,7 @@ class Pod:
         if code == -signal.SIGTERM and self._is_told and not has_said:
             code = INTERRUPTED  # before it could hear
         elif code and not has_said:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} before it could say why"
-            self._sweep.note(self._number, ended=time.time(), exit_code=code, said=how)
+            self._sweep.note(self._number, ended=time.time(), exit_code=code, said=unexplained(code))
         print(self._sweep.word(self._number).get("said") or f"ended with exit code {code}")
         if code == INTERRUPTED and self._is_over():
             return 0
@@ -75,10 +58,10 @@ class Pod:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self._given["variables"][self.index]},
+                env={**os.environ, **self._job.variables},
             )
         while True:
-            if self._is_asked or self._mark.exists():
+            if self._is_asked or self._job.mark().exists():
                 self._tell()
             try:
                 return self._run.wait(_EVERY_S)
@@ -87,7 +70,7 @@ class Pod:
 
     def _is_over(self) -> bool:
         """Cancelled, or stopped for good by the sweep's pruner."""
-        return self._mark.exists() or bool(self._sweep.word(self._number).get("pruned"))
+        return self._job.mark().exists() or bool(self._sweep.word(self._number).get("pruned"))
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._is_asked = True
@@ -106,7 +89,7 @@ def main(file: Path) -> int:
     if not file.is_file():
         print(f"error:\n  {file} is not here: the volume that holds the sweep must be mounted where it is on the machine that submitted it", file=sys.stderr)
         return 2
-    return Pod(file, int(os.environ["JOB_COMPLETION_INDEX"])).run()
+    return Pod(Submitted.read(file, int(os.environ["JOB_COMPLETION_INDEX"]))).run()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Seen, Standing
+from samewise.runner.launchers.submission import PATIENCE_S, call, last_line
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
-_PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Cluster:
         done = self._call("apply", f"--filename={manifest}")
         if done.returncode:
             hint = "`kubectl config current-context` names the cluster; launcher.apply=false writes the manifest only"
-            raise ConfigError(Problem("launcher", f"kubectl cannot apply the Job: {_last_line(done.stderr)}", hint=hint))
+            raise ConfigError(Problem("launcher", f"kubectl cannot apply the Job: {last_line(done.stderr) or 'without a word'}", hint=hint))
 
     def look(self, name: str, count: int) -> dict[int, Seen] | None:
         """Where each index of a Job stands; empty where there is no such Job, None where the cluster does not answer."""
@@ -55,11 +55,8 @@ class Cluster:
         self._call("delete", "pods", f"--selector={some}", "--grace-period=1", "--wait=false")
 
     def _call(self, *command: str) -> subprocess.CompletedProcess[str]:
-        whole = ["kubectl", *([f"--namespace={self.namespace}"] if self.namespace else []), f"--request-timeout={_PATIENCE_S}s", *command]
-        try:
-            return subprocess.run(whole, capture_output=True, text=True, timeout=2 * _PATIENCE_S, check=False)
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(whole, 1, "", "it has said nothing for too long")
+        namespace = [f"--namespace={self.namespace}"] if self.namespace else []
+        return call("kubectl", *namespace, f"--request-timeout={PATIENCE_S}s", *command, patience_s=2 * PATIENCE_S)
 
 
 def read(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int) -> dict[int, Seen]:
@@ -120,8 +117,3 @@ def _wait(pod: Mapping[str, Any]) -> str:
         if one["type"] == "PodScheduled" and one["status"] == "False"
     ]
     return next(filter(None, [*unplaced, *waiting]), "")
-
-
-def _last_line(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines else "without a word"

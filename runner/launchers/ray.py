@@ -20,6 +20,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.ray_jobs import Away, Refused, Server, address_from
 from samewise.runner.launchers.snapshot import snapshot, variables
+from samewise.runner.launchers.submission import too_small
 
 if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder
@@ -60,7 +61,7 @@ class Ray(Launcher):
         poll_s: float = 2.0,
     ) -> None:
         least = {"cpus": (cpus, 0.001), "gpus": (gpus, 0), "jobs": (jobs, 1), "stop_s": (stop_s, 1), "poll_s": (poll_s, 0.1)}
-        found = [Problem(name, "is too small", value, f"at least {low}") for name, (value, low) in least.items() if value is not None and value < low]
+        found = too_small(least)
         size = re.fullmatch(r"(\d+)([KMGT]?)", str(mem)) if mem is not None else None
         if mem is not None and size is None:
             found.append(Problem("mem", "is not an amount of memory", mem, "bytes, or a number with K, M, G or T: 16G"))

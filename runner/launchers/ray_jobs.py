@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.launchers.submission import PATIENCE_S, last_line
 
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Variables in which Ray's own commands look for the address, in their order."""
-_PATIENCE_S = 60
 _EXPECTED = "the address of the cluster's dashboard: http://HOST:8265"
 
 
@@ -69,10 +69,12 @@ class Server:
         data = json.dumps(body or {}).encode() if post else None
         request = urllib.request.Request(f"{self.address}{path}", data=data, headers=self._headers, method="POST" if post else "GET")
         try:
-            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as refused:
-            raise Refused(refused.code, _last_line(refused.read().decode(errors="replace")) or refused.reason) from None
+            said = refused.read().decode(errors="replace")
+            is_page = said.lstrip().startswith("<")
+            raise Refused(refused.code, (not is_page and last_line(said)) or refused.reason) from None
         except (OSError, http.client.HTTPException) as error:
             raise Away(str(getattr(error, "reason", "") or error)) from None
         except ValueError:
@@ -110,9 +112,3 @@ def _headers() -> dict[str, str]:
         except OSError:
             return headers
     return {**headers, "Authorization": f"Bearer {token}"} if token else headers
-
-
-def _last_line(said: str) -> str:
-    """Of a traceback or a sentence; nothing of a web page."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines and not lines[0].startswith("<") else ""

@@ -16,20 +16,20 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, final
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.snapshot import snapshot, variables
+from samewise.runner.launchers.submission import call, grouped, last_line, newest, next_file, pieces, too_small
 from samewise.runner.records.files import read_json, write_json
 
 if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder
 
-_T = TypeVar("_T")
 HOME = "slurm"
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING")
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED")
@@ -37,7 +37,6 @@ _BY_ITSELF = ("FAILED", "OUT_OF_MEMORY", "DEADLINE")
 """Ends that come from the job: started again, it would end so again."""
 _AT_ONCE = 500
 """Names of jobs in one command line."""
-_PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Slurm(Launcher):
         poll_s: float = 5.0,
     ) -> None:
         least = {"nodes": (nodes, 1), "cpus": (cpus, 1), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "requeues": (requeues, 0), "poll_s": (poll_s, 0.1)}
-        found = [Problem(name, "is too small", value, f"at least {low}") for name, (value, low) in least.items() if value is not None and value < low]
+        found = too_small(least)
         if time is not None and (limit := _seconds(str(time))) is not None and limit <= notice_s:
             found.append(Problem("time", f"leaves no time: a run is told to save {notice_s} s before", time, f"more than {notice_s} s", "launcher.notice_s"))
         if found:
@@ -117,12 +116,8 @@ class Slurm(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
         code = snapshot(self._sweep)
-        alike = dict[_Needs, list[Job]]()
-        for job in jobs:
-            alike.setdefault(self._needs(job), []).append(job)
-        for needs, several in alike.items():
-            for some in _cut(several, self._longest()):
-                self._submit(some, needs, code)
+        for needs, some in grouped(jobs, self._needs, self._longest()):
+            self._submit(some, needs, code)
 
     def look(self, numbers: Iterable[int]) -> dict[int, Seen]:
         where = self._where(numbers)
@@ -142,7 +137,7 @@ class Slurm(Launcher):
             for name in live:
                 (self._home / "cancelled" / name).touch()  # what a running job goes by
         ended = live if kill else [name for name in live if standing[name] is Standing.waiting]
-        for some in _cut(ended, _AT_ONCE):
+        for some in pieces(ended, _AT_ONCE):
             _call("scancel", *some)  # not with --state=PENDING: in SLURM 22.05 that ends all waiting jobs of the array
 
     def _forgotten(self, name: str) -> Seen:
@@ -181,8 +176,7 @@ class Slurm(Launcher):
         return int(found[1]) - 1 if found else 1000
 
     def _submit(self, jobs: Sequence[Job], needs: _Needs, code: Path) -> None:
-        number = 1 + max((int(file.stem) for file in self._home.glob("*.json")), default=0)
-        file = self._home / f"{number:04d}.json"
+        file = next_file(self._home)
         given = {
             "points": [job.number for job in jobs],
             "variables": [dict(job.environment) for job in jobs],
@@ -196,11 +190,11 @@ class Slurm(Launcher):
         write_json(file, given)
         script = file.with_suffix(".sh")
         script.write_text(self._script(file, code), encoding="utf-8")
-        links = [self._home / f"{number:04d}-{index}.log" for index in range(len(jobs))]
+        links = [self._home / f"{file.stem}-{index}.log" for index in range(len(jobs))]
         for link, job in zip(links, jobs, strict=True):
             link.unlink(missing_ok=True)
             link.symlink_to(job.log.absolute())
-        logs = str(self._home / f"{number:04d}-").replace("%", "%%") + "%a.log"
+        logs = str(self._home / f"{file.stem}-").replace("%", "%%") + "%a.log"
         command = [
             "sbatch",
             "--parsable",
@@ -221,7 +215,7 @@ class Slurm(Launcher):
         if done.returncode:
             for one in (file, script, *links):
                 one.unlink()
-            raise ConfigError(Problem("launcher", f"SLURM refuses the jobs: {_last_line(done.stderr)}", shlex.join(command[1:-1])))
+            raise ConfigError(Problem("launcher", f"SLURM refuses the jobs: {_refusal(done)}", shlex.join(command[1:-1])))
         write_json(file, {**given, "job": done.stdout.strip().partition(";")[0]})
 
     def _script(self, file: Path, code: Path) -> str:
@@ -231,23 +225,18 @@ class Slurm(Launcher):
 
     def _where(self, numbers: Iterable[int]) -> dict[int, str]:
         """The newest job of each point that has been submitted, as `ARRAY_INDEX`."""
-        found = dict[int, str]()
-        for file in sorted(self._home.glob("*.json")):
-            given: Mapping[str, Any] = read_json(file) or {}
-            if "job" in given:
-                found |= {point: f"{given['job']}_{index}" for index, point in enumerate(given["points"])}
-        return {number: found[number] for number in numbers if number in found}
+        return {number: f"{job.given['job']}_{job.index}" for number, job in newest(self._home, numbers, key="job").items()}
 
     def _queue(self, arrays: Iterable[str]) -> dict[str, Seen] | None:
         """All jobs of some arrays that SLURM still knows, by `ARRAY_INDEX`; None where it has answered before and does not now."""
         columns = "ArrayJobID:24,ArrayTaskID:16,State:24,exit_code:16,Reason:200"
         found = dict[str, Seen]()
-        for some in _cut(sorted(arrays), _AT_ONCE):
+        for some in pieces(sorted(arrays), _AT_ONCE):
             done = _call("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(some)}", f"--Format={columns}")
             if done.returncode and "Invalid job id" not in done.stderr:
                 if self._last:
                     return None
-                raise ConfigError(Problem("launcher", f"SLURM does not answer: {_last_line(done.stderr)}", "slurm"))
+                raise ConfigError(Problem("launcher", f"SLURM does not answer: {_refusal(done)}", "slurm"))
             found |= dict(map(_read, filter(str.strip, done.stdout.splitlines()))) if not done.returncode else {}
         return found
 
@@ -271,20 +260,11 @@ def _read(line: str) -> tuple[str, Seen]:
 def _call(*command: str) -> subprocess.CompletedProcess[str]:
     """A command of SLURM's. Inside a job its variables would be taken for options."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")}
-    try:
-        return subprocess.run(command, capture_output=True, text=True, env=kept, timeout=_PATIENCE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"{command[0]} has said nothing within {_PATIENCE_S} s")
+    return call(*command, environment=kept)
 
 
-def _last_line(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return re.sub(r"^\w+: ((error|fatal): )?", "", lines[-1]) if lines else "without a word"
-
-
-def _cut(values: Sequence[_T], most: int) -> Iterator[Sequence[_T]]:
-    """In pieces of at most so many."""
-    return (values[start : start + most] for start in range(0, len(values), most))
+def _refusal(done: subprocess.CompletedProcess[str]) -> str:
+    return re.sub(r"^\w+: ((error|fatal): )?", "", last_line(done.stderr)) or "without a word"
 
 
 def _seconds(limit: str) -> int | None:

@@ -16,71 +16,55 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from samewise.runner.errors import INTERRUPTED
 from samewise.runner.launchers import job
-from samewise.runner.records.files import read_json
-from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.launchers.submission import Submitted, unexplained
 
 _EVERY_S = 1.0
 _STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
 """srun's exit codes for a run that was told to stop before it could hear it."""
 
 
-@dataclass
 class Batch:
-    """The batch script of one job.
+    """The batch script of one job."""
 
-    Args:
-        file: Of the submission.
-        index: In its array.
-    """
-
-    file: Path
-    index: int
-    given: Mapping[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.given = read_json(self.file)
-        self.number = int(self.given["points"][self.index])
-        self.sweep = SweepFolder(self.file.parents[1])
-        self.id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{self.index}"  # not SLURM_JOB_ID: that of an array's last job is the whole array's
-        self._mark = self.file.parent / "cancelled" / self.id
+    def __init__(self, job: Submitted) -> None:
+        self._job, self._given, self._sweep = job, job.given, job.sweep
+        self._id = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{job.index}"  # not SLURM_JOB_ID: that of an array's last job is the whole array's
+        self._mark = job.mark(self._id)
 
     def run(self) -> int:
         """Start the run and wait for its end; then what has to be done about the job. The exit code."""
         signal.signal(signal.SIGTERM, _go_on)
-        tries = self.sweep.word(self.number).get("tries", 0)
+        tries = self._sweep.word(self._job.number).get("tries", 0)
         code = 0 if self._mark.exists() else self._train()
         if self._mark.exists():
-            return self._leave("scancel", self.id, code=code)
+            return self._leave("scancel", self._id, code=code)
         if self._state() != "RUNNING":  # SLURM has ended it, and knows why
             return code
-        word = self.sweep.word(self.number)
+        word = self._sweep.word(self._job.number)
         told = word.get("tries", 0) > tries and "ended" in word
         if (told and word["exit_code"] == INTERRUPTED) or (not told and code in _STOPPED):
-            if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < self.given["requeues"]:
-                return self._leave("scontrol", "requeue", self.id, code=code)
+            if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < self._given["requeues"]:
+                return self._leave("scontrol", "requeue", self._id, code=code)
             print("put back into the queue too often: launcher.requeues", file=sys.stderr)
         elif code and not told:
-            self.sweep.note(self.number, ended=time.time(), exit_code=code, said=_how(code))
+            self._sweep.note(self._job.number, ended=time.time(), exit_code=code, said=unexplained(128 - code if code - 128 in set(signal.Signals) else code))
         return code
 
     def _train(self) -> int:
-        given = self.given
+        given = self._given
         ranks = given["nodes"] * given["tasks"]
         step = ["srun", "--mpi=none", "--input=none", "--kill-on-bad-exit=0", "--wait=120"]
         step += [f"--nodes={given['nodes']}", f"--ntasks={ranks}", f"--ntasks-per-node={given['tasks']}", f"--cpus-per-task={given['cpus']}"]
-        point = [str(self.sweep.path), str(self.number)]
+        point = [str(self._sweep.path), str(self._job.number)]
         module = ["samewise.runner.launchers.slurm_job", "rank", *point] if ranks > 1 else ["samewise.runner.launchers.job", *point]
         meeting = {"MASTER_PORT": str(_free_port())} if ranks > 1 else {}
         command = [*step, given["python"], "-u", "-m", *module]
-        process = subprocess.Popen(command, env={**os.environ, **given["variables"][self.index], **meeting})
+        process = subprocess.Popen(command, env={**os.environ, **self._job.variables, **meeting})
         told = 0.0
         while True:
             try:
@@ -95,7 +79,7 @@ class Batch:
 
     def _state(self) -> str:
         """The job's state, as SLURM sees it."""
-        found = re.search(r"\bJobState=(\w+)", _said("scontrol", "show", "job", "--oneliner", self.id))
+        found = re.search(r"\bJobState=(\w+)", _said("scontrol", "show", "job", "--oneliner", self._id))
         return found[1] if found else ""
 
     def _leave(self, *command: str, code: int) -> int:
@@ -112,11 +96,6 @@ def be_rank(sweep: Path, number: int) -> int:
     os.environ.update({name: os.environ[f"SLURM_{its}"] for name, its in names.items()})
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
     return job.main(sweep, number)
-
-
-def _how(code: int) -> str:
-    """How a step ended that has left no word."""
-    return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"ended with exit code {code} before it could say why"
 
 
 def _said(*command: str) -> str:
@@ -138,4 +117,4 @@ def _go_on(number: int, frame: FrameType | None) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "rank":
         sys.exit(be_rank(Path(sys.argv[2]), int(sys.argv[3])))
-    sys.exit(Batch(Path(sys.argv[1]), int(os.environ["SLURM_ARRAY_TASK_ID"])).run())
+    sys.exit(Batch(Submitted.read(Path(sys.argv[1]), int(os.environ["SLURM_ARRAY_TASK_ID"]))).run())
