@@ -22,7 +22,7 @@ _GENERATOR = Phase("generator", modules=("generator",))
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredAdversarial:
     """What one evaluation batch of B images gives, on the CPU.
 
     Args:
@@ -83,11 +83,11 @@ class GenerativeAdversarial(Recipe):
         parts = self._discriminator_loss(real.float(), fake.float())
         return Loss(parts["real"] + parts["fake"], count=len(images), parts={name: part.detach() for name, part in parts.items()})
 
-    def measure(self, model: Any, batch: Batch) -> Measured:
+    def measure(self, model: Any, batch: Batch) -> MeasuredAdversarial:
         images = batch["image"]
         generated = model.generator(self._noise(images))
         real, fake = (model.discriminator(some) > 0 for some in (images, generated))
-        return Measured(real=real.cpu(), fake=fake.cpu(), images=images.float().cpu(), generated=generated.float().cpu())
+        return MeasuredAdversarial(real=real.cpu(), fake=fake.cpu(), images=images.float().cpu(), generated=generated.float().cpu())
 
     def scores(self, dataset: Any) -> AdversarialScores:
         return AdversarialScores(compared=self.compared)
@@ -119,7 +119,7 @@ class AdversarialScores(Scores):
         self._right = {"real": 0, "fake": 0}
         self._kept: dict[str, list[Tensor]] = {"real": [], "fake": []}
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredAdversarial) -> None:
         room = max(self.compared - self.count, 0)
         self._right["real"] += int(measured.real.sum())
         self._right["fake"] += int((~measured.fake).sum())

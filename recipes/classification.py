@@ -21,7 +21,7 @@ from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, S
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredClassification:
     """What one evaluation batch of B images gives, on the CPU.
 
     Args:
@@ -104,13 +104,13 @@ class Classification(Recipe):
         total = F.cross_entropy(logits, batch["label"], reduction="sum", label_smoothing=self.label_smoothing)
         return Loss(total, count=len(logits))
 
-    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+    def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
         logits = self._logits(model, batch)
         label = batch["label"] if batch["label"].dim() == 1 else batch["label"].argmax(1)
         loss = F.cross_entropy(logits, batch["label"], reduction="none")
         confidence, prediction = logits.softmax(1).max(1).values, logits.argmax(1)
         shown = _worth_seeing(loss)
-        return Measured(
+        return MeasuredClassification(
             loss=loss.cpu(),
             label=label.cpu(),
             prediction=prediction.cpu(),
@@ -187,7 +187,7 @@ class ClassificationScores(Scores):
         self._hits = dict.fromkeys(self.top_k, 0)
         self._sheet = pictures.PredictionSheet()
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredClassification) -> None:
         classes = measured.num_classes
         if not self.count:
             self.confusion = torch.zeros(classes, classes, dtype=torch.int64)

@@ -27,7 +27,7 @@ from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, S
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDetection:
     """What one evaluation batch of B images gives, on the CPU.
 
     Args:
@@ -86,7 +86,7 @@ class Detection(Recipe):
         total = torch.stack(list(parts.values())).sum()
         return Loss(total, count=len(images), parts={_short(name): part.detach() for name, part in parts.items()} if len(parts) > 1 else {})
 
-    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+    def measure(self, model: nn.Module, batch: Batch) -> MeasuredDetection:
         images, losses = _floats(batch["image"]), dict[str, Tensor]()
         if hasattr(model, "losses_and_detections"):
             losses, found = model.losses_and_detections(images, _targets(batch))
@@ -94,7 +94,7 @@ class Detection(Recipe):
             found = model(images)
         measured = [_image(batch, place, detections) for place, detections in enumerate(found)]
         small = [thumbnails(image[None], longest=320)[0].cpu() for image in images[: self.shown]]
-        return Measured(measured, {_short(name): float(loss) for name, loss in losses.items()}, small)
+        return MeasuredDetection(measured, {_short(name): float(loss) for name, loss in losses.items()}, small)
 
     def scores(self, dataset: Any) -> DetectionScores:
         names = class_names(dataset)
@@ -162,7 +162,7 @@ class DetectionScores(Scores):
         self._thumbnails: list[Tensor] = []
         self._found: AveragePrecision | None = None
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredDetection) -> None:
         for name, mean in measured.losses.items():
             self._losses[name] = self._losses.get(name, 0.0) + mean * len(measured.images)
         if len(self.images) == len(self._thumbnails):

@@ -38,7 +38,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSeparation:
     """What one evaluation batch of B mixtures of S speakers gives, in dB, on the CPU.
 
     Args:
@@ -101,7 +101,7 @@ class Separation(Recipe):
         reached = assigned(pairwise, best_assignment(pairwise)).mean(1)
         return Loss(-reached.sum(), count=len(reached))
 
-    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+    def measure(self, model: nn.Module, batch: Batch) -> MeasuredSeparation:
         sources, inside = batch["sources"].double(), _inside(batch)
         estimates = self._separated_one_by_one(model, batch, sources.shape[1]).double()
         pairwise = pairwise_si_sdr(estimates, sources, inside)
@@ -113,7 +113,7 @@ class Separation(Recipe):
         gain = (reached - before).mean(1)
         shown = dict.fromkeys((int(gain.argmin()), int(gain.argmax())))
         examples = tuple(Example(place, self._heard(batch, estimates, place)) for place in shown)
-        return Measured(list(batch["name"]), reached, before, after_sdr, before_sdr, examples)
+        return MeasuredSeparation(list(batch["name"]), reached, before, after_sdr, before_sdr, examples)
 
     def scores(self, dataset: Any) -> SeparationScores:
         return SeparationScores(sample_rate=self.sample_rate)
@@ -178,7 +178,7 @@ class SeparationScores(Scores):
         self._worst: list[tuple[float, int, Tensor]] = []  # heaps, what is dropped next on top
         self._best: list[tuple[float, int, Tensor]] = []
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredSeparation) -> None:
         first = len(self._rows)
         for place, name in enumerate(measured.names):
             reached, before = measured.si_sdr[place].mean().item(), measured.si_sdr_before[place].mean().item()

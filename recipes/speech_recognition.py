@@ -19,7 +19,7 @@ from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, S
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSpeech:
     """What one evaluation batch of B utterances gives, on the CPU.
 
     Args:
@@ -100,7 +100,7 @@ class SpeechRecognition(Recipe):
         parts = {"skipped": (~possible).sum().float()} if self._impossible == "skip" else {}
         return Loss(torch.where(possible, nats, 0.0).sum(), count=len(nats), parts=parts)
 
-    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+    def measure(self, model: nn.Module, batch: Batch) -> MeasuredSpeech:
         log_probs, lengths = self._read(model, batch)
         nats, possible = self._nats(log_probs, lengths, batch)
         loss = torch.where(possible, nats.detach(), 0.0)
@@ -108,7 +108,7 @@ class SpeechRecognition(Recipe):
         edits = [transcripts.edit_distance(said, read) for said, read in zip(batch["transcript"], hypotheses, strict=True)]
         shown = {0, max(range(len(edits)), key=lambda place: edits[place] / max(1, len(batch["transcript"][place])))}
         lines = [self._line(batch, place, hypotheses[place], edits[place], float(loss[place]), drawn=place in shown) for place in range(len(edits))]
-        return Measured(loss, lines)
+        return MeasuredSpeech(loss, lines)
 
     def scores(self, dataset: Any) -> SpeechScores:
         return SpeechScores()
@@ -225,7 +225,7 @@ class SpeechScores(Scores):
         self._lines: list[transcripts.Line] = []
         self._worst: list[tuple[float, int, transcripts.Line]] = []  # a heap, the least error on top
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredSpeech) -> None:
         for loss, line in zip(measured.loss.tolist(), measured.lines, strict=True):
             said, read = line.reference.split(), line.hypothesis.split()
             self._loss += loss

@@ -40,7 +40,7 @@ class Resynthesis:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredVocoder:
     """What one evaluation batch of B clips of S samples gives, on the CPU.
 
     Args:
@@ -99,12 +99,12 @@ class Vocoder(Recipe):
         surprise = self._surprise(model, batch)
         return Loss(surprise.sum(), count=surprise.numel())
 
-    def measure(self, model: nn.Module, batch: Batch) -> Measured:
+    def measure(self, model: nn.Module, batch: Batch) -> MeasuredVocoder:
         surprise = self._surprise(model, batch).double().sum(1).cpu()
         labels = torch.zeros(0, dtype=torch.int64)
         if isinstance(self.amplitudes, MuLaw):
             labels = torch.bincount(self.amplitudes.labels(batch["waveform"][:, 1:]).flatten().cpu(), minlength=self.amplitudes.n_classes)
-        return Measured(surprise, batch["waveform"].shape[1] - 1, labels, self._resynthesised(model, batch))
+        return MeasuredVocoder(surprise, batch["waveform"].shape[1] - 1, labels, self._resynthesised(model, batch))
 
     def scores(self, dataset: Any) -> VocoderScores:
         return VocoderScores(sample_rate=self.front_end.sample_rate)
@@ -174,7 +174,7 @@ class VocoderScores(Scores):
         self._labels = torch.zeros(0, dtype=torch.int64)
         self._spoken: list[Resynthesis] = []
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredVocoder) -> None:
         for surprise in measured.surprise.tolist():
             self._surprise += surprise
         self._samples += len(measured.surprise) * measured.samples

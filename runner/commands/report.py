@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder
     from samewise.runner.sweep.curves import Cost
     from samewise.runner.sweep.effects import Effect
-    from samewise.runner.sweep.results import Outcome
+    from samewise.runner.sweep.results import PointResult
 
 EXAMPLES = """examples:
   samewise report resnet18_digits-1a2b3c4d            the table here; the page, CSV and plots in the sweep's folder and in MLflow
@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweep.curves import cost
     from samewise.runner.sweep.effects import effects
     from samewise.runner.sweep.page import page, points_csv, settings_csv
-    from samewise.runner.sweep.results import asked, outcomes
+    from samewise.runner.sweep.results import asked, point_results
 
     folder = find(args.sweep, run_root=args.run_root)
     seen, _ = asked(folder)
-    found = outcomes(folder, seen)
+    found = point_results(folder, seen)
     if not found:
         raise ConfigError(Problem(folder.id, "has no points yet: there is nothing to report", hint=f"samewise sweep --status {folder.id}"))
     known, spent = effects(found), cost(folder, found)
@@ -81,7 +81,7 @@ def _write(home: Path, files: Mapping[str, str]) -> list[Path]:
     return [home / name for name in files]
 
 
-def _print(folder: SweepFolder, found: Sequence[Outcome], known: Sequence[Effect], spent: Cost, page: Path) -> None:
+def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Cost, page: Path) -> None:
     from samewise.runner.sweep.tables import print_cost, print_effects, print_pages, print_settings
 
     print_settings(folder, found)
@@ -91,7 +91,7 @@ def _print(folder: SweepFolder, found: Sequence[Outcome], known: Sequence[Effect
     print(f"page     {page}\nCSV      {page.with_name('settings.csv')}, {page.with_name('points.csv')}")
 
 
-def _told(folder: SweepFolder, found: Sequence[Outcome], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
+def _told(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
     """Everything in plain values; null for what is no number."""
     from samewise.runner.sweep.comparison import pages
     from samewise.runner.sweep.results import ranked, spread

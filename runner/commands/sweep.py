@@ -136,7 +136,7 @@ def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Com
     from samewise.runner.sweep import points
     from samewise.runner.sweepers import space
 
-    read = space.read(given, project=project)
+    read = space.read_space(given, project=project)
     composer = points.Composer(project)
     name, shared = points.identity(read, composer)
     return read, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared, composer
@@ -190,11 +190,11 @@ def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, p
 
 
 def _status(folder: SweepFolder, *, as_json: bool) -> int:
-    from samewise.runner.sweep.results import State, asked, outcomes
+    from samewise.runner.sweep.results import State, asked, point_results
     from samewise.runner.sweep.tables import print_points, told
 
     seen, _ = asked(folder)
-    found = outcomes(folder, seen)
+    found = point_results(folder, seen)
     if as_json:
         print(json.dumps({"id": folder.id, "points": [told(one) for one in found]}, indent=2))
         return 0
@@ -209,11 +209,11 @@ def _status(folder: SweepFolder, *, as_json: bool) -> int:
 
 def _all(args: argparse.Namespace) -> int:
     from samewise.runner.records.sweep_folder import below
-    from samewise.runner.sweep.results import outcomes
+    from samewise.runner.sweep.results import point_results
 
     lines = list[dict[str, Any]]()
     for folder in below(args.run_root):
-        counts = Counter(one.state.value for one in outcomes(folder))
+        counts = Counter(one.state.value for one in point_results(folder))
         lines.append({"id": folder.id, "points": sum(counts.values()), **counts, "overrides": folder.facts["overrides"]})
     if args.json:
         print(json.dumps(lines, indent=2))
@@ -255,11 +255,11 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
 
 def _report(folder: SweepFolder, shared: Composed, *, as_json: bool) -> int:
     """Say what became of the sweep; 1 where a point failed."""
-    from samewise.runner.sweep.results import State, asked, outcomes
+    from samewise.runner.sweep.results import State, asked, point_results
     from samewise.runner.sweep.tables import print_pages, print_settings, told
 
     seen, _ = asked(folder)
-    found = outcomes(folder, seen)
+    found = point_results(folder, seen)
     if as_json:
         print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [told(one) for one in found]}, indent=2))
     else:

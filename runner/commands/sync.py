@@ -26,7 +26,7 @@ Exit codes: 0 everything is in MLflow, 1 something could not be sent, 2 no such 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SyncResult:
     """What became of one run. `state` is sent, in_progress, disabled or failed."""
 
     run: str
@@ -74,23 +74,23 @@ def run(args: argparse.Namespace) -> int:
     return int(failed)
 
 
-def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> Outcome:
+def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> SyncResult:
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
         settings = _settings(folder, uri)
         if not settings["enabled"] and not (asked and uri):
-            return Outcome(name, "disabled")
+            return SyncResult(name, "disabled")
         with locks.hold(folder.sending):
             return _synchronise(folder, settings, name)
     except locks.Held:
-        return Outcome(name, "in_progress" if locks.holder(folder.lock) else "ending")
+        return SyncResult(name, "in_progress" if locks.holder(folder.lock) else "ending")
     except SamewiseError:
         raise
     except Exception as error:  # whatever the store or the network did; the next `sync` goes on from there
-        return Outcome(name, "failed", error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        return SyncResult(name, "failed", error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
 
 
-def _synchronise(folder: RunFolder, settings: Mapping[str, Any], name: str) -> Outcome:
+def _synchronise(folder: RunFolder, settings: Mapping[str, Any], name: str) -> SyncResult:
     from samewise.runner.tracking.sending import RunGone, Sending
     from samewise.runner.tracking.store import open_client
 
@@ -100,7 +100,7 @@ def _synchronise(folder: RunFolder, settings: Mapping[str, Any], name: str) -> O
     except RunGone as gone:
         print(f"{name}: {gone}")
         sent = sending.synchronise(alive=locks.holder(folder.lock) is not None)
-    return Outcome(name, "sent", sent.metrics, sent.files, sending.progress.run_id)
+    return SyncResult(name, "sent", sent.metrics, sent.files, sending.progress.run_id)
 
 
 def _settings(folder: RunFolder, uri: str | None) -> dict[str, Any]:

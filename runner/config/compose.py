@@ -95,7 +95,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         ConfigError: with a problem for every override that is wrong, and for what is wrong in a file.
     """
     loader = config_loader(project)
-    well, problems = faults.read(given)
+    well, problems = faults.read_overrides(given)
     good = [str(override.input_line) for override in well]
     try:
         cfg = None if problems else root_config(loader, good)

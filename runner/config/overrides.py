@@ -26,7 +26,7 @@ FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, 
 """What Hydra and OmegaConf raise over a wrong override or file."""
 
 
-def read(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
+def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     """The overrides that can be read and name one point, and a problem for each other one."""
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
@@ -69,7 +69,7 @@ def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictC
     Returns:
         The config that the faultless overrides give (None where a file is at fault even without any), those overrides, and the problems.
     """
-    read_well, problems = read(given)
+    read_well, problems = read_overrides(given)
     of_groups = [override for override in read_well if override.key_or_group in groups and not isinstance(override.value(), dict)]
     of_values = [override for override in read_well if override not in of_groups]
     chosen = list[str]()

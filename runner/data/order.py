@@ -24,7 +24,7 @@ class Order(abc.ABC):
         """int64[len(self)]: the data set's indices in the order of this epoch."""
 
 
-class Sequential(Order):
+class InOrder(Order):
     """The data set's own order, every epoch."""
 
     def __init__(self, dataset: Sized, *, seed: int) -> None:

@@ -43,7 +43,7 @@ class Cluster:
         if job.returncode:
             return {} if "NotFound" in job.stderr else None
         pods = self._call("get", "pods", f"--selector=batch.kubernetes.io/job-name={name}", "--output=json")
-        return read(json.loads(job.stdout), json.loads(pods.stdout)["items"] if not pods.returncode else [], count)
+        return read_job(json.loads(job.stdout), json.loads(pods.stdout)["items"] if not pods.returncode else [], count)
 
     def delete(self, name: str) -> None:
         """Have its pods told to end, and then the Job forgotten."""
@@ -59,7 +59,7 @@ class Cluster:
         return call("kubectl", *namespace, f"--request-timeout={PATIENCE_S}s", *command, patience_s=2 * PATIENCE_S)
 
 
-def read(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int) -> dict[int, Seen]:
+def read_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int) -> dict[int, Seen]:
     """Where each index stands.
 
     Args:

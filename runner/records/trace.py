@@ -70,7 +70,7 @@ class Trace:
         self._chain = chain
         if not self._every:
             return
-        if not _cut(self._path, after=step):
+        if not _drop_after(self._path, after=step):
             self._path.write_text(json.dumps({"format": 1, **self._shards, **self._names}, separators=(",", ":")) + "\n")
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
 
@@ -123,7 +123,7 @@ class Trace:
             self._file = None
 
 
-def _cut(path: Path, *, after: int) -> bool:
+def _drop_after(path: Path, *, after: int) -> bool:
     """Cut off what follows the last line of a step up to `after`. False where the file holds nothing to go on from.
 
     A line before that which cannot be read stays as it is; a file without one that can is set aside.
@@ -169,7 +169,7 @@ def _short(numbers: Sequence[int]) -> str:
     return pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers)).hex()
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """A trace's head and its lines by step, less those that cannot be read. An absent file is an empty trace."""
     try:
         with open(path, "rb") as file:

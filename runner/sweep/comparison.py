@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from samewise.runner.records.files import read_json
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.sweep.results import Outcome, ranked
+from samewise.runner.sweep.results import PointResult, ranked
 
 _MOST = 100
 """Runs on the compare page; the best of them. A longer address is cut off by some browsers."""
@@ -33,7 +33,7 @@ class Pages:
     opens: str = ""
 
 
-def pages(folder: SweepFolder, found: Sequence[Outcome]) -> Pages | None:
+def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     """The addresses; None where no run is in MLflow yet."""
     runs, experiments = list[str](), list[str]()
     for setting in ranked(found):
@@ -57,7 +57,7 @@ def pages(folder: SweepFolder, found: Sequence[Outcome]) -> Pages | None:
     return Pages(compare, table, "" if remote else _ui(uri, folder))
 
 
-def _known(one: Outcome) -> tuple[str, str] | None:
+def _known(one: PointResult) -> tuple[str, str] | None:
     """A run's id and its experiment's in MLflow."""
     try:
         found = read_json(one.point.run.tracking)

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.sweep.results import Outcome, State
+from samewise.runner.sweep.results import PointResult, State
 from samewise.runner.tracking import journal
 
 _MOST = 400
 """Points of a curve; of a longer one every so-manieth, and its last."""
 
 
-def curve(one: Outcome, metric: str) -> list[tuple[int, float]]:
+def curve(one: PointResult, metric: str) -> list[tuple[int, float]]:
     """(step, value) of a metric, in the order of steps; empty where the run never logged it."""
     path = one.point.run.metrics
     if not path.is_file():
         return []
-    found = {entry.step: entry.metrics[metric] for entry, _ in journal.read(path) if metric in entry.metrics}
+    found = {entry.step: entry.metrics[metric] for entry, _ in journal.read_entries(path) if metric in entry.metrics}
     line = sorted(found.items())
     stride = -(-len(line) // _MOST) or 1
     return [*line[:-1:stride], line[-1]] if line else []
@@ -43,7 +43,7 @@ class Cost:
     lost_s: float
 
 
-def cost(folder: SweepFolder, found: Sequence[Outcome]) -> Cost:
+def cost(folder: SweepFolder, found: Sequence[PointResult]) -> Cost:
     """Of all points so far."""
     words = [(one, folder.word(one.point.number)) for one in found]
     began = [float(word["began"]) for _, word in words if "began" in word]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samewise.runner.sweep.results import Outcome, Spread, by_setting, spread
+from samewise.runner.sweep.results import PointResult, Spread, by_setting, spread
 
 _MOST_LEVELS = 8
 """A parameter with more different values is looked at in ranges."""
@@ -47,7 +47,7 @@ class Effect:
     correlation: float | None
 
 
-def effects(found: Sequence[Outcome]) -> list[Effect]:
+def effects(found: Sequence[PointResult]) -> list[Effect]:
     """Of each parameter that has several values among the settings with a result, the strongest first.
 
     What parameters do together is not told apart: in a sweep that is no full grid a share also holds what goes along with the parameter.
@@ -115,7 +115,7 @@ def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
     return float(found[0])
 
 
-def pareto(found: Sequence[Outcome], objectives: Mapping[str, str]) -> list[Outcome]:
+def pareto(found: Sequence[PointResult], objectives: Mapping[str, str]) -> list[PointResult]:
     """The points that no other beats in all objectives, by the metrics at their best step.
 
     Args:

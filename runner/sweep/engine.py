@@ -19,7 +19,7 @@ from samewise.runner.records.sources import require_same
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep.points import Composer, composed_points, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
-from samewise.runner.sweep.results import ENDED, Outcome, State, outcome
+from samewise.runner.sweep.results import ENDED, PointResult, State, point_result
 from samewise.runner.sweep.soundness import require_sound
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space
@@ -84,7 +84,7 @@ class Sweep:
         firsts = set(same_runs(self._points).values())
         standing = self.launcher.look([point.number for point in self._points]) if self.launcher.detached else {}
         for point in self._points:
-            now = self._settled(outcome(self.folder, point, standing.get(point.number)))
+            now = self._settled(point_result(self.folder, point, standing.get(point.number)))
             if now.state is State.failed and self.retry_failed:
                 self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None)
             elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
@@ -99,7 +99,7 @@ class Sweep:
         to_ask = (self.sweeper.count() or 0) * self._seeds - len(self._points) if not self.sweeper.listed else 0
         return len(self._todo) + max(0, to_ask)
 
-    def _require_same_code(self, ended: Outcome) -> None:
+    def _require_same_code(self, ended: PointResult) -> None:
         """Raise where a run is done that the code of now would not give. A detached launcher's jobs have the code of their submission, whatever it is now."""
         if ended.state is State.finished and not self.launcher.detached:
             require_same(ended.point.run, lambda: compose.load(self.folder.config(ended.point.number)).cfg.reproducibility)
@@ -202,7 +202,7 @@ class Sweep:
             point, _ = self._running.pop(number)
             if "ended" not in self.folder.word(number) and known.reason:
                 self.folder.note(number, reason=known.reason)
-            now = self._settled(outcome(self.folder, point, known))
+            now = self._settled(point_result(self.folder, point, known))
             silent = now.state is State.interrupted and "ended" not in self.folder.word(number)
             if silent and not self.launcher.detached and not self._stopping and self._starts[number] < MOST_TRIES:
                 self.watcher.again(now)
@@ -220,15 +220,15 @@ class Sweep:
         self._pruned.add(pruned.setting)
         for point in [point for point in self._todo if point.setting == pruned.setting]:
             self._todo.remove(point)
-            self.watcher.ended(self._settled(outcome(self.folder, point)))
+            self.watcher.ended(self._settled(point_result(self.folder, point)))
         self.launcher.cancel([number for number, (point, _) in self._running.items() if point.setting == pruned.setting])
 
-    def _settled(self, now: Outcome) -> Outcome:
+    def _settled(self, now: PointResult) -> PointResult:
         """A point that would go on counts as pruned where its setting is."""
         if now.state in ENDED or now.point.setting not in self._pruned:
             return now
         self.folder.note(now.point.number, pruned="as it was with another seed")
-        return outcome(self.folder, now.point)
+        return point_result(self.folder, now.point)
 
     def _tell_ended(self) -> None:
         """Tell the sweeper of settings of which every seed has ended. What was interrupted goes on when the sweep does, and is told then."""
@@ -241,7 +241,7 @@ class Sweep:
         for number, points in by_setting.items():
             if number in self._told or any(point.number in pending for point in points):
                 continue
-            ends = [outcome(self.folder, point) for point in points]
+            ends = [point_result(self.folder, point) for point in points]
             if any(one.state not in ENDED for one in ends):
                 continue
             self._told.add(number)
@@ -254,7 +254,7 @@ class Sweep:
         return Job(point.number, point.label, self.folder.path, environment=variables, **needs)
 
 
-def _together(ends: Sequence[Outcome]) -> Result:
+def _together(ends: Sequence[PointResult]) -> Result:
     """A setting's result from its seeds'."""
     for state in (State.failed, State.pruned):
         if any(one.state is state for one in ends):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, number_of, pareto
-from samewise.runner.sweep.results import Outcome, State, by_setting, ranked, spread
+from samewise.runner.sweep.results import PointResult, State, by_setting, ranked, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#
 _GREY = "#c8c8c8"
 
 
-def effects_plot(found: Sequence[Outcome], effects: Sequence[Effect]) -> str:
+def effects_plot(found: Sequence[PointResult], effects: Sequence[Effect]) -> str:
     """The metric of each setting against each parameter, and the mean of each value with its 95 % interval; the strongest parameter first."""
     figure = _figure(4.2 * min(3, len(effects)), 3.4 * math.ceil(len(effects) / 3))
     for number, effect in enumerate(effects):
@@ -31,7 +31,7 @@ def effects_plot(found: Sequence[Outcome], effects: Sequence[Effect]) -> str:
     return _svg(figure)
 
 
-def _effect(axes: Axes, found: Sequence[Outcome], effect: Effect) -> None:
+def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
     settings = [(setting[0].point.values.get(effect.key), spread(setting).mean) for setting in by_setting(found)]
     known = [(value, mean) for value, mean in settings if value is not None and not math.isnan(mean)]
     numbers = [number_of(value) for value, _ in known]
@@ -44,7 +44,7 @@ def _effect(axes: Axes, found: Sequence[Outcome], effect: Effect) -> None:
             axes.set_xscale("log")
     else:
         axes.scatter([names.index(value) for value, _ in known], [mean for _, mean in known], s=18, color=_COLOURS[0], alpha=0.6)
-        axes.set_xticks(range(len(names)), [_cut(name) for name in names])
+        axes.set_xticks(range(len(names)), [_shortened(name) for name in names])
     if all(number_of(name) is not None for name in names) or not numeric:
         places = [float(name) for name in names] if numeric else list(range(len(names)))
         means = [level.spread.mean for level in effect.levels]
@@ -55,7 +55,7 @@ def _effect(axes: Axes, found: Sequence[Outcome], effect: Effect) -> None:
     axes.set_ylabel(found[0].point.monitor, fontsize=8)
 
 
-def seeds_plot(found: Sequence[Outcome]) -> str:
+def seeds_plot(found: Sequence[PointResult]) -> str:
     """The metric of every seed of the best settings, and each setting's mean with its 95 % interval."""
     settings = [setting for setting in ranked(found) if spread(setting).count][: 2 * _SHOWN]
     figure = _figure(7.5, 1.2 + 0.34 * len(settings))
@@ -66,13 +66,13 @@ def seeds_plot(found: Sequence[Outcome]) -> str:
         axes.scatter(values, [place] * len(values), s=20, color=_COLOURS[0], alpha=0.6)
         margin = 0.0 if math.isnan(total.margin) else total.margin
         axes.errorbar([total.mean], [place], xerr=[margin], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
-    axes.set_yticks(range(len(settings)), [_cut(label(setting[0].point.values), 60) for setting in settings])
+    axes.set_yticks(range(len(settings)), [_shortened(label(setting[0].point.values), 60) for setting in settings])
     axes.invert_yaxis()
     axes.set_xlabel(f"{found[0].point.monitor}: seeds, mean, 95 % interval of the mean", fontsize=8)
     return _svg(figure)
 
 
-def curves_plot(found: Sequence[Outcome], metric: str) -> str:
+def curves_plot(found: Sequence[PointResult], metric: str) -> str:
     """A metric over the steps of every run, a colour for each of the best settings; empty where no run has logged it."""
     figure = _figure(7.5, 4.2)
     axes = figure.add_subplot()
@@ -85,7 +85,7 @@ def curves_plot(found: Sequence[Outcome], metric: str) -> str:
             if not line:
                 continue
             drawn = True
-            name = _cut(label(setting[0].point.values), 50) if number == 0 and place < _SHOWN else None
+            name = _shortened(label(setting[0].point.values), 50) if number == 0 and place < _SHOWN else None
             axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.2, alpha=0.8, label=name, marker="." if len(line) < 15 else None)
     if not drawn:
         return ""
@@ -97,7 +97,7 @@ def curves_plot(found: Sequence[Outcome], metric: str) -> str:
     return _svg(figure)
 
 
-def objectives_plot(found: Sequence[Outcome], objectives: Mapping[str, str]) -> str:
+def objectives_plot(found: Sequence[PointResult], objectives: Mapping[str, str]) -> str:
     """The first two objectives of every point, with those that no other beats."""
     first, second = list(objectives)[:2]
     figure = _figure(5.5, 4.2)
@@ -130,5 +130,5 @@ def _svg(figure: Figure) -> str:
     return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]
 
 
-def _cut(text: str, most: int = 24) -> str:
+def _shortened(text: str, most: int = 24) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from samewise.runner.records.files import read_json
 from samewise.runner.records.sweep_folder import Point, SweepFolder
-from samewise.runner.sweep.results import Outcome, State, latest
+from samewise.runner.sweep.results import PointResult, State, latest
 
 _EVERY_S = 1.0
 _STYLES = {State.finished: "green", State.failed: "bold red", State.pruned: "yellow", State.interrupted: "yellow"}
@@ -49,15 +49,15 @@ class Watcher:
         """One line, for good."""
         self._console.print(Text(text, style=style))
 
-    def found(self, now: Outcome) -> None:
+    def found(self, now: PointResult) -> None:
         """A point that needs nothing more: it has ended before, or is at work already."""
         self._counts[now.state] += 1
 
-    def again(self, now: Outcome) -> None:
+    def again(self, now: PointResult) -> None:
         """A job that died is started again."""
         self.say(f"{self._head(now.point)}  {now.reason}; it is started again, from its last checkpoint", "yellow")
 
-    def ended(self, now: Outcome) -> None:
+    def ended(self, now: PointResult) -> None:
         """A job has ended: said at once."""
         self._counts[now.state] += 1
         parts = [self._head(now.point), now.state.value]

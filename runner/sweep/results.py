@@ -32,7 +32,7 @@ ENDED = (State.finished, State.pruned, State.failed)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointResult:
     """A point and what has become of it.
 
     Args:
@@ -65,7 +65,7 @@ class Outcome:
         return float(self.best.get(self.point.monitor, self.final.get(self.point.monitor, math.nan)))
 
 
-def outcome(folder: SweepFolder, point: Point, seen: Seen | None = None) -> Outcome:
+def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) -> PointResult:
     """What has become of a point.
 
     Args:
@@ -79,7 +79,7 @@ def outcome(folder: SweepFolder, point: Point, seen: Seen | None = None) -> Outc
     if summary is not None:
         metrics: Mapping[str, Any] = summary["metrics"]
         best = {name: value for name, value in (metrics["best"] or metrics["final"]).items() if name != "step"}
-        return Outcome(
+        return PointResult(
             point,
             State.finished,
             str(summary.get("stopped_early") or ""),
@@ -93,13 +93,13 @@ def outcome(folder: SweepFolder, point: Point, seen: Seen | None = None) -> Outc
         )
     state, reason = _state(word, seen)
     steps, last = latest(point)
-    return Outcome(point, state, reason, best=last, final=last, steps=steps, mlflow_run_id=_tracked(point), tries=tries)
+    return PointResult(point, state, reason, best=last, final=last, steps=steps, mlflow_run_id=_tracked(point), tries=tries)
 
 
-def outcomes(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[Outcome]:
+def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:
     """Of all points, in order."""
     known = seen or {}
-    return [outcome(folder, point, known.get(point.number)) for point in folder.points()]
+    return [point_result(folder, point, known.get(point.number)) for point in folder.points()]
 
 
 def asked(folder: SweepFolder) -> tuple[Mapping[int, Seen] | None, Launcher]:
@@ -220,25 +220,25 @@ def _student(freedom: int) -> float:
     return float(t.ppf(0.975, freedom))
 
 
-def by_setting(all_outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    """The outcomes of each setting, over its seeds, in order."""
-    found = dict[int, list[Outcome]]()
-    for one in all_outcomes:
-        found.setdefault(one.point.setting, []).append(one)
-    return list(found.values())
+def by_setting(found: Sequence[PointResult]) -> list[list[PointResult]]:
+    """The results of each setting, over its seeds, in order."""
+    settings = dict[int, list[PointResult]]()
+    for one in found:
+        settings.setdefault(one.point.setting, []).append(one)
+    return list(settings.values())
 
 
-def spread(of_setting: Sequence[Outcome]) -> Spread:
+def spread(of_setting: Sequence[PointResult]) -> Spread:
     """The monitored metric of a setting, over its finished seeds."""
     return Spread.of(one.value for one in of_setting if one.state is State.finished)
 
 
-def ranked(all_outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+def ranked(found: Sequence[PointResult]) -> list[list[PointResult]]:
     """Settings, the best mean first; then those with a seed whose result is NaN, and those without any result last."""
-    settings = by_setting(all_outcomes)
+    settings = by_setting(found)
     sign = -1.0 if settings and settings[0][0].point.mode == "max" else 1.0
 
-    def place(one: Sequence[Outcome]) -> tuple[bool, bool, float]:
+    def place(one: Sequence[PointResult]) -> tuple[bool, bool, float]:
         mean = spread(one).mean
         return (math.isnan(mean), any(math.isnan(seed.value) for seed in one if seed.state is State.finished), sign * mean)
 

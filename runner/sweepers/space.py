@@ -114,7 +114,7 @@ class Space:
             yield dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
 
 
-def read(given: Sequence[str], *, project: Project) -> Space:
+def read_space(given: Sequence[str], *, project: Project) -> Space:
     """The space that a command line spans.
 
     Raises:

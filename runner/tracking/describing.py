@@ -23,12 +23,12 @@ _CONTEXTS = {"train": "training", "valid": "validation", "test": "test"}
 def key(name: str) -> str:
     """`name` as MLflow takes it for a metric, param or tag: letters, digits and `_-. /:`, no path tricks, at most 250 characters."""
     parts = [part for part in re.sub(r"[^\w\-. /:]", "_", name).split("/") if part not in ("", ".", "..")]
-    return _cut("/".join(parts) or "_", _KEY_LENGTH)
+    return _fitting("/".join(parts) or "_", _KEY_LENGTH)
 
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
     """The resolved config, flat: `optimizer.lr` to `"0.1"`."""
-    return {key(name): _cut(_text(value), _PARAM_LENGTH) for name, value in flat(config, lists=False)}
+    return {key(name): _fitting(_text(value), _PARAM_LENGTH) for name, value in flat(config, lists=False)}
 
 
 def choices(text: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str,
     }
     facts = {name: value for name, value in environment.items() if name not in ("data", "decides", "git", "fingerprint", "level")}
     facts["git"] = {"dirty": git["dirty"]} if "dirty" in git else {}
-    found |= {key(f"env.{name}"): _cut(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}
+    found |= {key(f"env.{name}"): _fitting(_text(value), _TAG_LENGTH) for name, value in flat(facts, lists=False) if value not in (None, {}, [])}
     found |= {key(str(name)): value for name, value in own.items()}
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
@@ -80,7 +80,7 @@ def _input(split: str, facts: Mapping[str, Any], config: Mapping[str, Any]) -> D
     known = {"name", "digest", "fingerprint", "source", "schema", "size"}
     profile = {"num_rows": facts.get("size"), **{name: value for name, value in facts.items() if name not in known}}
     made = Dataset(
-        name=_cut(str(facts.get("name") or split), 500),
+        name=_fitting(str(facts.get("name") or split), 500),
         digest=str(facts.get("digest") or facts.get("fingerprint") or "")[:36] or "unknown",
         source_type="local",
         source=json.dumps({"uri": str(source)}),
@@ -105,7 +105,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _cut(text: str, length: int) -> str:
+def _fitting(text: str, length: int) -> str:
     """`text`, or as much of it as fits, with a digest of the whole that tells two long ones apart."""
     if len(text) <= length:
         return text

@@ -140,7 +140,7 @@ class Journal:
         self._retry_at = time.monotonic() + _RETRY_S
 
 
-def read(path: Path, *, offset: int = 0, end: int | None = None) -> Iterator[tuple[Entry, int]]:
+def read_entries(path: Path, *, offset: int = 0, end: int | None = None) -> Iterator[tuple[Entry, int]]:
     """The entries of a journal and the offset behind each, in bytes. A last line without its end is left for later; what is no entry is passed over.
 
     Args:
@@ -193,7 +193,7 @@ def _number(value: float) -> str:
 def _points(path: Path, *, from_step: int) -> tuple[dict[int, tuple[str, ...]], int]:
     """Which keys the journal holds at `from_step` and later, and the last such step (-1 without any)."""
     known: dict[int, tuple[str, ...]] = {}
-    for entry, _ in read(path):
+    for entry, _ in read_entries(path):
         if entry.status is None and entry.step >= from_step:
             known[entry.step] = (*known.get(entry.step, ()), *entry.metrics)
     return known, max(known, default=-1)

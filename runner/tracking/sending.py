@@ -113,7 +113,7 @@ class Sending:
             found = self.client.search_runs([experiment], f"tags.`{_INTENT}` = '{self.progress.intent}'", max_results=1)
             run = found[0] if found else None
         if run is None:
-            started = next((entry.time_ms for entry, _ in journal.read(self.folder.metrics)), None)
+            started = next((entry.time_ms for entry, _ in journal.read_entries(self.folder.metrics)), None)
             name = self.settings.get("run_name") or describing.run_name(self.folder)
             run = self.client.create_run(experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name)
         self._seen = True
@@ -193,7 +193,7 @@ class Sending:
             if offset != self.progress.sent.get(path.name, 0):
                 self._moved(sent={**self.progress.sent, path.name: offset}, ended=ended, last_ms=last)
 
-        for entry, behind in journal.read(path, offset=offset, end=size):
+        for entry, behind in journal.read_entries(path, offset=offset, end=size):
             ended = entry.status or ended
             last = max(last, entry.time_ms)
             metrics.extend(Metric(describing.key(name), value, entry.time_ms, entry.step) for name, value in entry.metrics.items())

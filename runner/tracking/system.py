@@ -29,7 +29,7 @@ class Sampler:
 
     def __init__(self, folder: RunFolder, pid: int) -> None:
         path = folder.path / "system.jsonl"
-        self._step = 1 + max((entry.step for entry, _ in journal.read(path)), default=-1)
+        self._step = 1 + max((entry.step for entry, _ in journal.read_entries(path)), default=-1)
         self._journal = journal.Journal(path, resume_step=self._step)
         self._trainer = psutil.Process(pid)
         self._gpus = Gpus()

@@ -19,7 +19,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform, fingerprint
 from samewise.runner.data.device import mover
 from samewise.runner.data.loading import KeyedDataset
-from samewise.runner.data.order import Order, Sequential, Shuffled
+from samewise.runner.data.order import InOrder, Order, Shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Recipe, class_names
@@ -233,7 +233,7 @@ def _require_train_and_valid(splits: Mapping[str, Split]) -> None:
 def _order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
     if cfg.loader.order is not None:
         return make("loader.order")(dataset, seed=cfg.seed)
-    return (Shuffled if cfg.loader.shuffle else Sequential)(dataset, seed=cfg.seed)
+    return (Shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
 
 
 def _batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:

@@ -252,7 +252,7 @@ def test_what_a_cluster_says_of_a_job_is_read_for_each_index(job: dict[str, Any]
     status = {"completedIndexes": "0-1", "failedIndexes": "2,3", "active": 3}
     whole = {**job, "status": status}
     jsonschema.Draft202012Validator(SCHEMA).validate(whole)
-    seen = kubernetes_status.read(whole, pods, 8)
+    seen = kubernetes_status.read_job(whole, pods, 8)
     assert [seen[index].standing.value for index in range(8)] == ["gone"] * 4 + ["running"] + ["waiting"] * 3
     assert [seen[index].failed for index in range(4)] == [False, False, True, True]
     assert [seen[index].reason for index in (3, 5, 6, 7)] == ["OOMKilled", "Unschedulable: 0/3 nodes are available", "ImagePullBackOff", ""]

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from samewise.datasets.digits import Digits
-from samewise.recipes.adversarial import AdversarialScores, GenerativeAdversarial, Measured, energy_distance
+from samewise.recipes.adversarial import AdversarialScores, GenerativeAdversarial, MeasuredAdversarial, energy_distance
 from samewise.recipes.models.dcgan import DCGAN
 from samewise.runner.errors import ConfigError, DataError
 
@@ -82,11 +82,11 @@ def test_the_energy_distance_tells_digits_from_noise_and_not_from_other_digits()
 
 
 def test_scores_do_not_depend_on_how_the_split_was_cut_and_leave_pictures(tmp_path):
-    whole = Measured(real=torch.rand(9) < 0.5, fake=torch.rand(9) < 0.5, images=images(9), generated=images(9).flip(0))
+    whole = MeasuredAdversarial(real=torch.rand(9) < 0.5, fake=torch.rand(9) < 0.5, images=images(9), generated=images(9).flip(0))
     both = [AdversarialScores(compared=7), AdversarialScores(compared=7)]
     both[0].add(whole)
     for start, end in ((0, 4), (4, 9)):
-        both[1].add(Measured(**{name: value[start:end] for name, value in vars(whole).items()}))
+        both[1].add(MeasuredAdversarial(**{name: value[start:end] for name, value in vars(whole).items()}))
     assert both[0].compute() == both[1].compute()
     assert both[0].compute()["fake_accuracy"] == int((~whole.fake).sum()) / 9
     assert both[0].compute()["energy_distance"] == energy_distance(whole.images[:7], whole.generated[:7])

@@ -22,7 +22,7 @@ LAST_BATCH_OF_TWO = ["replicas=4", "loader.drop_last=false", "batch_size=24", "d
 
 def distance(folder: Path, other: Path, *, to_the_end: bool = True) -> float:
     """The largest difference of two runs' losses, step by step, as a part of the loss; to the end: and of their final loss on the validation split."""
-    one, two = ([float.fromhex(line["loss"]) for line in trace.read(path / "trace.jsonl")[1].values()] for path in (folder, other))
+    one, two = ([float.fromhex(line["loss"]) for line in trace.read_trace(path / "trace.jsonl")[1].values()] for path in (folder, other))
     assert len(one) == len(two) == 6
     if to_the_end:
         one[6:], two[6:] = ([json.loads((path / "summary.json").read_text())["metrics"]["final"]["valid/loss"]] for path in (folder, other))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samewise.runner.data.loading import training_keys
-from samewise.runner.data.order import RepeatedAugmentation, Sequential, Shuffled
+from samewise.runner.data.order import InOrder, RepeatedAugmentation, Shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError
 
@@ -47,7 +47,7 @@ def test_each_epoch_is_another_permutation_and_the_same_one_again():
 
 
 def test_without_shuffling_the_order_is_the_data_sets():
-    assert Sequential(range(5), seed=0).indices(3).tolist() == [0, 1, 2, 3, 4]
+    assert InOrder(range(5), seed=0).indices(3).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_seeking_gives_what_replaying_would():

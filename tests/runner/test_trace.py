@@ -42,7 +42,7 @@ def test_the_same_training_gives_the_same_file(tmp_path):
 def test_a_resumed_trace_is_the_undisturbed_one(tmp_path):
     record(tmp_path / "whole", 6)
     record(tmp_path / "cut", 5)
-    _, lines = trace.read(tmp_path / "cut")
+    _, lines = trace.read_trace(tmp_path / "cut")
     with open(tmp_path / "cut", "a") as file:
         file.write('{"step": 6, "ba')  # killed while it wrote
     record(tmp_path / "cut", 6, start=3, chain=int(lines[3]["chain"], 16))
@@ -52,12 +52,12 @@ def test_a_resumed_trace_is_the_undisturbed_one(tmp_path):
 def test_a_line_that_the_disk_has_spoilt_costs_no_other_line(tmp_path, capsys):
     record(tmp_path / "whole", 6)
     record(tmp_path / "spoilt", 5)
-    _, known = trace.read(tmp_path / "whole")
+    _, known = trace.read_trace(tmp_path / "whole")
     lines = (tmp_path / "spoilt").read_bytes().splitlines(keepends=True)
     lines[2] = b"\xff\0" * 20 + b"\n"
     (tmp_path / "spoilt").write_bytes(b"".join(lines))
     record(tmp_path / "spoilt", 6, start=4, chain=int(known[4]["chain"], 16))
-    _, found = trace.read(tmp_path / "spoilt")
+    _, found = trace.read_trace(tmp_path / "spoilt")
     assert found == {step: line for step, line in known.items() if step != 2}
     assert (tmp_path / "spoilt").read_bytes().splitlines(keepends=True)[:5] == lines[:5]
     assert "line 3 cannot be read" in capsys.readouterr().err
@@ -67,13 +67,13 @@ def test_a_trace_of_which_nothing_can_be_read_is_set_aside(tmp_path):
     (tmp_path / "trace").write_bytes(b"\0" * 100)
     record(tmp_path / "trace", 6, start=4)
     assert (tmp_path / "damaged-trace").read_bytes() == b"\0" * 100
-    assert list(trace.read(tmp_path / "trace")[1]) == [5, 6]
+    assert list(trace.read_trace(tmp_path / "trace")[1]) == [5, 6]
 
 
 def parting(tmp_path, change):
     record(tmp_path / "a", 4), record(tmp_path / "b", 4, change=change)
-    head, one = trace.read(tmp_path / "a")
-    _, two = trace.read(tmp_path / "b")
+    head, one = trace.read_trace(tmp_path / "a")
+    _, two = trace.read_trace(tmp_path / "b")
     return next((step, *found) for step in one if (found := trace.parting(head, one[step], two[step])))
 
 
@@ -135,7 +135,7 @@ def test_a_sparse_trace_digests_the_recorded_steps_only_and_says_of_them_what_a_
         done = samewise("train", *given, f"trace.every_steps={every}", f"run_root={tmp_path / str(every)}")
         assert done.returncode == 0, done.stderr
         (file,) = (tmp_path / str(every)).glob("*/*/trace.jsonl") if every else (tmp_path / "none",)
-        lines[every], calls[every] = trace.read(file)[1], len(digested)
+        lines[every], calls[every] = trace.read_trace(file)[1], len(digested)
     per_step = 2 * 2 * 2  # phases, micro-batches, as loaded and as the model got it
     assert calls == {0: 0, 1: 7 * per_step, 3: 2 * per_step}
     assert list(lines[3]) == [3, 6]

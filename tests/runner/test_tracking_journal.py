@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from samewise.runner.tracking.journal import Journal, read
+from samewise.runner.tracking.journal import Journal, read_entries
 
 
 def points(path: Path) -> list[tuple[int, str, float]]:
-    return [(entry.step, key, value) for entry, _ in read(path) for key, value in entry.metrics.items()]
+    return [(entry.step, key, value) for entry, _ in read_entries(path) for key, value in entry.metrics.items()]
 
 
 def test_floats_come_back_exactly_and_nan_and_infinities_too(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_reading_goes_on_from_the_offset_behind_any_entry(tmp_path: Path) -> Non
         journal.log({"loss": float(step)}, step)
     journal.status("FINISHED")
     journal.close()
-    entries = list(read(path))
+    entries = list(read_entries(path))
     assert entries[-1][0].status == "FINISHED"
     for number, (_, behind) in enumerate(entries):
-        assert list(read(path, offset=behind)) == entries[number + 1 :]
+        assert list(read_entries(path, offset=behind)) == entries[number + 1 :]
 
 
 FULL_DISK = """

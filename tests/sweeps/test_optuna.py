@@ -19,7 +19,7 @@ from samewise.runner.sweepers.base import Result, Setting
 from samewise.runner.sweepers.optuna import Optuna
 from samewise.runner.sweepers.optuna_study import FILE, optuna, storage
 from samewise.runner.sweepers.random import Random
-from samewise.runner.sweepers.space import read
+from samewise.runner.sweepers.space import read_space
 
 BARE = Project(Path(__file__).parent)
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1.0))", "optimizer.momentum=interval(0.0,1.0)")
@@ -30,7 +30,7 @@ COMPLETE, PRUNED, FAIL, RUNNING = (getattr(optuna.trial.TrialState, name) for na
 def opened(folder: Path, *given: str, **arguments: Any) -> Optuna:
     sweeper = Optuna(**arguments)
     folder.mkdir(exist_ok=True)
-    sweeper.open(read(given or SPACE, project=BARE), folder, monitor="valid/loss", mode="min")
+    sweeper.open(read_space(given or SPACE, project=BARE), folder, monitor="valid/loss", mode="min")
     return sweeper
 
 
@@ -59,7 +59,7 @@ def finish(sweeper: Optuna, objective: Callable[[Any], float] = bowl) -> list[Se
 
 @pytest.mark.slow  # ten studies
 def test_it_is_better_than_random_search_by_the_median_of_ten_seeds(tmp_path: Path) -> None:
-    space = read(SPACE, project=BARE)
+    space = read_space(SPACE, project=BARE)
     learned, drawn = list[float](), list[float]()
     for seed in range(10):
         learned.append(min(bowl(one.values) for one in finish(opened(tmp_path / str(seed), trials=30, seed=seed))))

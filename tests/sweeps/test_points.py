@@ -15,13 +15,13 @@ from samewise.runner.records.sweep_folder import SweepFolder, label
 from samewise.runner.sweep.points import Composer, composed_points, identity
 from samewise.runner.sweep.soundness import require_sound
 from samewise.runner.sweepers.grid import Grid
-from samewise.runner.sweepers.space import read
+from samewise.runner.sweepers.space import read_space
 
 BARE = Project(Path(__file__).parent)
 
 
 def points(tmp_path: Path, *given: str):
-    space = read(given, project=BARE)
+    space = read_space(given, project=BARE)
     grid = Grid()
     grid.open(space, tmp_path, monitor="valid/loss", mode="min")
     return composed_points(list(grid.settings()), space, SweepFolder(tmp_path / "digits-1"), Composer(BARE), first=0)
@@ -89,7 +89,7 @@ def test_a_sweep_of_which_a_point_is_lost_gives_its_number_to_no_other(tmp_path:
 
 def test_the_same_command_is_the_same_sweep() -> None:
     def name(*given: str, **sweeper: object) -> str:
-        return identity(read(given, project=BARE), Composer(BARE), sweeper=sweeper)[0]
+        return identity(read_space(given, project=BARE), Composer(BARE), sweeper=sweeper)[0]
 
     first = name("experiment=resnet18_digits", "optimizer.lr=0.1,0.2")
     assert name("optimizer.lr=0.1,0.2", "experiment=resnet18_digits", "run_root=elsewhere", "launcher.jobs=3") == first

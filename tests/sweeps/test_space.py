@@ -11,13 +11,13 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.sweepers.base import Setting
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.random import Random, Sobol
-from samewise.runner.sweepers.space import Space, read
+from samewise.runner.sweepers.space import Space, read_space
 
 BARE = Project(Path(__file__).parent)
 
 
 def space(*given: str) -> Space:
-    return read(given, project=BARE)
+    return read_space(given, project=BARE)
 
 
 def settings(sweeper, over: Space, tmp_path: Path) -> list[Setting]:

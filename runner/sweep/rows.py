@@ -1,0 +1,112 @@
+"""A sweep as rows, each a mapping of columns to cells: what the terminal, the page and the CSV show. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from samewise.runner.records.sweep_folder import Point, short
+from samewise.runner.sweep.curves import Cost
+from samewise.runner.sweep.effects import Effect, pareto
+from samewise.runner.sweep.progress import clock
+from samewise.runner.sweep.results import PointResult, ranked, spread
+
+Row = Mapping[str, Any]
+
+
+def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
+    """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval.
+
+    Args:
+        found: The points.
+        exact: For programs: all digits, and every column.
+    """
+    show = exactly if exact else number
+    several = exact or any(one.point.seed is not None for one in found)
+    rows = list[Row]()
+    for setting in ranked(found):
+        total = spread(setting)
+        row: dict[str, Any] = _values(setting[0].point, exact=exact)
+        row[setting[0].point.monitor] = show(total.mean if total.count else setting[0].value)
+        if several:
+            low, high = show(total.mean - total.margin), show(total.mean + total.margin)
+            interval = {"95 % from": low, "95 % to": high} if exact else {"95 % interval": f"{low} to {high}" if low else ""}
+            row |= {"std": show(total.deviation), **interval, "seeds": total.count}
+        row["state"] = setting[0].state.value if len(setting) == 1 and not exact else counted(setting)
+        seconds = sum(one.seconds for one in setting)
+        rows.append({**row, **({"training s": f"{seconds:.1f}"} if exact else {"time": clock(seconds)})})
+    return rows
+
+
+def point_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
+    """Every point; if `exact` with all digits, and all metrics at its best step (best/...) and at its end (final/...)."""
+    show = exactly if exact else number
+    rows = list[Row]()
+    for one in found:
+        point = one.point
+        row: dict[str, Any] = {"point": point.number + 1, **_values(point, exact=exact), **({"seed": point.seed} if point.seed is not None else {})}
+        row |= {"state": one.state.value, point.monitor: show(one.value), "steps": one.steps, "training s": f"{one.seconds:.1f}", "tries": one.tries}
+        row |= {"weights sha256": one.weights_sha256 if exact else one.weights_sha256[:12], "folder": point.folder, "reason": one.reason}
+        if exact:
+            row |= {f"{kind}/{name}": value for kind, metrics in (("best", one.best), ("final", one.final)) for name, value in metrics.items()}
+        rows.append(row)
+    return rows
+
+
+def effect_rows(effects: Sequence[Effect]) -> list[Row]:
+    """Each value of each parameter, the strongest parameter first."""
+    return [
+        {
+            **effect_facts(effect),
+            "value": short(level.name),
+            "mean": number(level.spread.mean),
+            "std": number(level.spread.deviation),
+            "settings": level.spread.count,
+            "": "best" if level.name == effect.best else "",
+        }
+        for effect in effects
+        for level in effect.levels
+    ]
+
+
+def effect_facts(effect: Effect) -> dict[str, str]:
+    """A parameter, and how much it decides."""
+    share = "" if math.isnan(effect.share) else f"{effect.share:.0%}"
+    return {"parameter": effect.key.lstrip("+~"), "share": share, "rank correlation": "" if effect.correlation is None else f"{effect.correlation:+.2f}"}
+
+
+def front_rows(found: Sequence[PointResult], objectives: Mapping[str, str]) -> list[Row]:
+    """The points that no other beats in all objectives."""
+    return [{"point": one.point.label, **{name: number(one.best[name]) for name in objectives}} for one in pareto(found, objectives)]
+
+
+def columns(rows: Iterable[Row]) -> list[str]:
+    """The columns of all rows, in order."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def counted(found: Iterable[PointResult]) -> str:
+    """How many stand where: `3 finished, 1 failed`."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(one.state.value for one in found).items())
+
+
+def cost_in_words(spent: Cost) -> str:
+    """What the sweep has taken."""
+    lost = f", {clock(spent.lost_s)} on runs that failed" if spent.lost_s >= 1 else ""
+    return f"{clock(spent.training_s)} of training, {spent.steps} steps, {spent.tries} jobs started, {clock(spent.span_s)} in all{lost}"
+
+
+def number(value: float) -> str:
+    """Four digits; nothing for NaN."""
+    return "" if math.isnan(value) else f"{value:.4g}"
+
+
+def exactly(value: float) -> str:
+    """All digits; nothing for NaN."""
+    return "" if math.isnan(value) else repr(value)
+
+
+def _values(point: Point, *, exact: bool) -> dict[str, str]:
+    return {key.lstrip("+~"): value if exact else short(value) for key, value in point.values.items()}
