@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, final
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
-from samewise.runner.launchers.parent import Parent
+from samewise.runner.launchers.parent import JobParent
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
 from samewise.runner.tracking.link import SHARED
 from samewise.runner.tracking.sender_parent import SenderParent
@@ -47,7 +47,7 @@ class Local(Launcher):
         self._gpus = visible_gpus()
         self._shares = dict[int, _Share]()
         self._alone = dict[int, subprocess.Popen[bytes]]()
-        self._parents = dict[tuple[tuple[str, str], ...], Parent]()
+        self._parents = dict[tuple[tuple[str, str], ...], JobParent]()
         self._senders: SenderParent | None = None
         self._tracks = False
 
@@ -115,11 +115,11 @@ class Local(Launcher):
         self._senders = self._senders or SenderParent(job.sweep / "logs" / "parent.log")
         return {SHARED: self._senders.address}
 
-    def _parent(self, job: Job) -> Parent:
+    def _parent(self, job: Job) -> JobParent:
         """The process that jobs with these variables are copies of."""
         key = tuple(sorted((name, value) for name, value in job.environment.items() if not name.startswith("SAMEWISE_")))
         if key not in self._parents or not self._parents[key].is_alive():
-            self._parents[key] = Parent(dict(key), log=job.sweep / "logs" / "parent.log")
+            self._parents[key] = JobParent(dict(key), log=job.sweep / "logs" / "parent.log")
         return self._parents[key]
 
     def _take(self, job: Job) -> _Share:

@@ -38,7 +38,7 @@ _PRELOAD = (
 )
 
 
-class Parent:
+class JobParent:
     """Such a process, seen from the launcher.
 
     Args:

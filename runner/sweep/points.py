@@ -89,7 +89,7 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
 
 
 @dataclass(frozen=True)
-class Made:
+class ComposedPoint:
     """A point that has been composed.
 
     Args:
@@ -103,7 +103,7 @@ class Made:
     whole: dict[str, Any]
 
 
-def composed_points(settings: Sequence[Setting], space: Space, folder: SweepFolder, composer: Composer, *, first: int) -> list[Made]:
+def composed_points(settings: Sequence[Setting], space: Space, folder: SweepFolder, composer: Composer, *, first: int) -> list[ComposedPoint]:
     """The points of some settings, each with every seed, in order.
 
     Args:
@@ -113,7 +113,7 @@ def composed_points(settings: Sequence[Setting], space: Space, folder: SweepFold
         composer: Composes.
         first: The number of the first point.
     """
-    made = list[Made]()
+    made = list[ComposedPoint]()
     for setting in settings:
         for seed in space.seeds or (None,):
             overrides = space.at({**setting.values, **({"seed": seed} if seed is not None else {})})
@@ -121,7 +121,7 @@ def composed_points(settings: Sequence[Setting], space: Space, folder: SweepFold
     return made
 
 
-def _made(number: int, setting: Setting, seed: str | None, overrides: Sequence[str], folder: SweepFolder, composed: Composed) -> Made:
+def _made(number: int, setting: Setting, seed: str | None, overrides: Sequence[str], folder: SweepFolder, composed: Composed) -> ComposedPoint:
     whole = cast(dict[str, Any], plain(composed.cfg))
     if not composed.problems and any(isinstance(value, str) and "${" in value for _, value in flat(whole)):
         composed = dataclasses.replace(composed, problems=tuple(faults.unresolvable(composed.cfg)))
@@ -133,7 +133,7 @@ def _made(number: int, setting: Setting, seed: str | None, overrides: Sequence[s
         number, setting.number, seed, values, list(overrides), composed.name, identity, str(run), evaluate["monitor"], evaluate["mode"], _needs(whole)
     )
     whole["tracking"] = _tagged(whole["tracking"], composed.name, point, folder)
-    return Made(point, composed, whole)
+    return ComposedPoint(point, composed, whole)
 
 
 def _needs(whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _tagged(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepF
     return {**tracking, "run_name": tracking["run_name"] or f"{point.label} ({name})", "tags": tags}
 
 
-def write_configs(points: Sequence[Made], folder: SweepFolder) -> None:
+def write_configs(points: Sequence[ComposedPoint], folder: SweepFolder) -> None:
     """Keep each point's resolved config, so that what is edited later changes nothing."""
     for made in points:
         folder.config(made.point.number).write_text(dump_plain(made.whole, made.composed.choices), encoding="utf-8")

@@ -11,10 +11,10 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.sweep_folder import Point
-from samewise.runner.sweep.points import Made
+from samewise.runner.sweep.points import ComposedPoint
 
 
-def require_sound(points: Sequence[Made], project: Project, *, elsewhere: bool = False) -> None:
+def require_sound(points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False) -> None:
     """Raise everything that is wrong with the points.
 
     Raises:
@@ -25,7 +25,7 @@ def require_sound(points: Sequence[Made], project: Project, *, elsewhere: bool =
         raise ConfigError(*found)
 
 
-def problems_of(points: Sequence[Made], project: Project, *, elsewhere: bool = False) -> list[Problem]:
+def problems_of(points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False) -> list[Problem]:
     """Everything that is wrong with any of the points, each thing once, with how many points have it.
 
     Args:

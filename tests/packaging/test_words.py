@@ -1,0 +1,48 @@
+"""One word, one thing: the glossary of docs/design.md, held against the code."""
+
+import ast
+import functools
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXCEPTIONS = {
+    "Loader": "a section of the config, and what it sets up",
+    "Trace": "a section of the config, and what it sets up",
+}
+"""Public classes that may share their name with one other, and why."""
+
+
+@functools.cache
+def defined() -> dict[str, list[str]]:
+    """The files that define each public top-level class."""
+    found = defaultdict(list)
+    for folder in ("runner", "recipes", "datasets"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(str(file.relative_to(ROOT)))
+    return found
+
+
+def glossary() -> list[tuple[str, str]]:
+    """Each name of the glossary with its file."""
+    section = (ROOT / "docs" / "design.md").read_text().partition("| name | meaning | file |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:4] for line in section.splitlines() if line.startswith("| `")]
+    return [(name, file.strip(" `")) for names, _, file in rows for name in re.findall(r"`(\w+)`", names)]
+
+
+def test_each_name_of_the_glossary_is_defined_where_it_says_and_nowhere_else() -> None:
+    found = defined()
+    assert {name: found[name] for name, _ in glossary()} == {name: [file] for name, file in glossary()}
+
+
+def test_the_glossary_has_no_name_twice() -> None:
+    names = [name for name, _ in glossary()]
+    assert len(names) > 50
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    assert {name for name, files in defined().items() if len(files) > 1} == set(EXCEPTIONS)
