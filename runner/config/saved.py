@@ -14,7 +14,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.tree import differences, paths, plain
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.records.folder import RunFolder
 
 
@@ -27,7 +27,11 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     given = Path(name)
     if (given / "config.yaml").is_file():
         return RunFolder(given)
-    matching = [run for run in below(run_root) if run.path.name.startswith(name) or name in (_mlflow_id(run), f"{run.path.parent.name}/{run.path.name}")]
+    matching = [
+        run
+        for run in below(run_root)
+        if run.path.name.startswith(name) or name in (read_mapping(run.tracking).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
+    ]
     if not matching:
         matching = [run for run in below(run_root) if run.path.parent.name == name]
     if len(matching) == 1:
@@ -81,8 +85,3 @@ def answers(folder: RunFolder, cfg: DictConfig) -> bool:
 
 
 _ABSENT = object()
-
-
-def _mlflow_id(run: RunFolder) -> str | None:
-    progress = read_json(run.tracking)
-    return progress.get("run_id") if isinstance(progress, dict) else None

@@ -4,6 +4,9 @@
 
 Safe because it does nothing else: it has one thread, has computed nothing, has not touched CUDA, and its variables are those that the jobs' configs ask for. On
 its standard input: a line of JSON for each job; on its standard output: one for each that has ended. It ends when its standard input does.
+
+multiprocessing's forkserver would not do: there is one for each process, where jobs with other variables need another, since torch reads them as it is
+imported; its children import the launcher's main module, and are killed, or waited for, as the launcher ends, where a job has to be told to save.
 """
 
 from __future__ import annotations
@@ -168,7 +171,7 @@ def _reap(jobs: dict[int, int]) -> None:
 
 
 def _be(message: Mapping[str, Any]) -> NoReturn:
-    """Become the job: the variables, cores and files of its own, then what `runner.sweep.job` does."""
+    """Become the job: the variables, cores and files of its own, then what `launchers.job` does."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)

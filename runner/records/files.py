@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from samewise.runner.errors import Problem, TrainingError
 
@@ -51,6 +51,15 @@ def set_aside(path: Path, why: str) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where it is missing, cannot be read, or is something else. For what is only shown: nothing is decided by it."""
+    try:
+        value = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweep.results import PointResult, ranked
 
@@ -59,13 +59,8 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
 
 def _known(one: PointResult) -> tuple[str, str] | None:
     """A run's id and its experiment's in MLflow."""
-    try:
-        found = read_json(one.point.run.tracking)
-    except (OSError, json.JSONDecodeError):
-        return None
-    if not isinstance(found, dict) or not found.get("run_id") or found.get("experiment_id") is None:
-        return None
-    return str(found["run_id"]), str(found["experiment_id"])
+    known = read_mapping(one.point.run.tracking)
+    return (str(known["run_id"]), str(known["experiment_id"])) if known.get("run_id") and known.get("experiment_id") is not None else None
 
 
 def _compact(values: Sequence[str]) -> str:

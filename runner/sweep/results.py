@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.launchers.base import Launcher, Seen, Standing
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 
 
@@ -75,8 +75,9 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
     """
     word = folder.word(point.number)
     tries = int(word.get("tries", 0))
-    summary = _summary(point)
-    if summary is not None:
+    tracked = read_mapping(point.run.tracking).get("run_id")
+    summary = read_mapping(point.run.summary)
+    if summary.get("status") == "finished":
         metrics: Mapping[str, Any] = summary["metrics"]
         best = {name: value for name, value in (metrics["best"] or metrics["final"]).items() if name != "step"}
         return PointResult(
@@ -88,12 +89,12 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
             summary["steps"],
             summary["timings"]["training_s"],
             summary["weights_sha256"],
-            summary.get("mlflow_run_id") or _tracked(point),
+            summary.get("mlflow_run_id") or tracked,
             tries,
         )
     state, reason = _state(word, seen)
     steps, last = latest(point)
-    return PointResult(point, state, reason, best=last, final=last, steps=steps, mlflow_run_id=_tracked(point), tries=tries)
+    return PointResult(point, state, reason, best=last, final=last, steps=steps, mlflow_run_id=tracked, tries=tries)
 
 
 def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -> list[PointResult]:
@@ -138,22 +139,6 @@ def _first_line(said: str) -> str:
     """What an error says, without its heading."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return next((line for line in lines if not line.endswith((":", "problems:")) or len(lines) == 1), "")
-
-
-def _summary(point: Point) -> Mapping[str, Any] | None:
-    try:
-        found = read_json(point.run.summary)
-    except (OSError, json.JSONDecodeError):
-        return None
-    return found if isinstance(found, dict) and found.get("status") == "finished" else None
-
-
-def _tracked(point: Point) -> str | None:
-    try:
-        known = read_json(point.run.tracking)
-    except (OSError, json.JSONDecodeError):
-        return None
-    return known.get("run_id") if isinstance(known, dict) else None
 
 
 def latest(point: Point, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:

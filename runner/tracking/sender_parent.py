@@ -4,6 +4,9 @@
 
 Safe because it does nothing else: it has one thread and has opened no store. A run connects to the socket and says, in a line of JSON, which run it is; the
 connection is then its sender's standard input and output. It ends when its own standard input does; the senders go on until they have sent everything.
+
+multiprocessing's forkserver would not do: it forks for the process that has started it, and here the runs ask, which are other processes; and that one waits
+for its children as it ends, where senders outlive who asked for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Whether a config's value can be what a parameter's annotation asks for. In doubt it can: only what is surely wrong is refused."""
+"""Whether a config's value can be what a parameter's annotation asks for. In doubt it can: only what is surely wrong is refused.
+
+Not by typeguard's `check_type`, which asks what a Python value is. A config's has yet to become it: a list for a tuple, text for a Path or an enum, a
+mapping with a `_target_` for any object, a mapping for a class that nothing is known of; and `true` is not a whole number. Given all these rules,
+typeguard would only be left to take Union and Literal apart.
+"""
 
 from __future__ import annotations
 
