@@ -18,7 +18,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.ranks import RankStrategy
-from samewise.runner.strategies.stages import Asked, Asking, Parts, cut, draws, require_one_replica, require_places, require_processes
+from samewise.runner.strategies.stages import Asked, Asking, StageParts, cut, draws, require_one_replica, require_places, require_processes
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -81,7 +81,7 @@ class Pipeline(RankStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.peers, Processes)
         self._stages = self._cut(model)
-        self._parts = Parts(self._stages, self.peers)
+        self._parts = StageParts(self._stages, self.peers)
         self._mine = Mine(self._stages[self.peers.rank], first=self.peers.rank == 0, last=self.peers.rank == len(self._stages) - 1)
         self._network = Asking(self._device)
         return self._network

@@ -21,7 +21,7 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Forward, Tally, added
 from samewise.runner.strategies.ranks import RankStrategy
-from samewise.runner.strategies.stages import Parts, Surroundings, cut, require_one_replica, require_places, require_processes
+from samewise.runner.strategies.stages import StageParts, Surroundings, cut, require_one_replica, require_places, require_processes
 
 
 @final
@@ -65,7 +65,7 @@ class RPC(RankStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.peers, Processes)
         stages = cut(model, self.split)
-        self._parts = Parts(stages, self.peers)
+        self._parts = StageParts(stages, self.peers)
         _here.stage, _here.gradients = Served(stages[self.peers.rank]), Gradients([])
         devices = self.peers.gather(str(self._device))
         self._begin_serving(devices)

@@ -118,7 +118,7 @@ class Surroundings:
 
 
 @final
-class Parts:
+class StageParts:
     """The stages' parameters and buffers, and how their gradients and values come to every process."""
 
     def __init__(self, stages: Sequence[nn.Module], peers: Processes) -> None:

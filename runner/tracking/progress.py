@@ -14,7 +14,7 @@ _LOG = logging.getLogger("samewise.tracking")
 
 
 @dataclass
-class Progress:
+class TrackingState:
     """What of a run MLflow has.
 
     Args:
@@ -43,34 +43,34 @@ class Progress:
     files: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     others: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
-    def at(self, store: str) -> Progress:
+    def at(self, store: str) -> TrackingState:
         """The progress in `store`: this one, one that was left off there, or none."""
         if store == self.store:
             return self
         others = {**self.others, **({self.store: {**asdict(self), "others": {}}} if self.run_id else {})}
         return _made({**others.pop(store, {}), "store": store, "others": others})
 
-    def emptied(self) -> Progress:
+    def emptied(self) -> TrackingState:
         """None at all in this store."""
-        return Progress(store=self.store, others=self.others)
+        return TrackingState(store=self.store, others=self.others)
 
 
-def load(folder: RunFolder) -> Progress:
+def load(folder: RunFolder) -> TrackingState:
     """The progress that was saved, or none at all. A damaged file counts as none, and is set aside: it may have the MLflow run's id."""
     try:
         value = read_json(folder.tracking)
     except ValueError:
         value = None
         _LOG.warning("%s is damaged: everything is sent to a new MLflow run; it is kept as %s", folder.tracking, set_aside(folder.tracking, "damaged").name)
-    return _made(cast(dict[str, Any], value)) if isinstance(value, dict) else Progress()
+    return _made(cast(dict[str, Any], value)) if isinstance(value, dict) else TrackingState()
 
 
-def _made(value: dict[str, Any]) -> Progress:
-    known = {one.name for one in fields(Progress)}
-    return Progress(**{name: entry for name, entry in value.items() if name in known})
+def _made(value: dict[str, Any]) -> TrackingState:
+    known = {one.name for one in fields(TrackingState)}
+    return TrackingState(**{name: entry for name, entry in value.items() if name in known})
 
 
-def save(folder: RunFolder, progress: Progress) -> None:
+def save(folder: RunFolder, progress: TrackingState) -> None:
     """Write the progress, durably. A full disk is no reason to stop: what is sent twice is stored once."""
     try:
         write_json(folder.tracking, asdict(progress))
