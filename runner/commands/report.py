@@ -43,11 +43,10 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweep.curves import cost
     from samewise.runner.sweep.effects import effects
     from samewise.runner.sweep.page import page, points_csv, settings_csv
-    from samewise.runner.sweep.results import asked, point_results
+    from samewise.runner.sweep.results import current_results
 
     folder = find(args.sweep, run_root=args.run_root)
-    seen, _ = asked(folder)
-    found = point_results(folder, seen)
+    found = current_results(folder)
     if not found:
         raise ConfigError(Problem(folder.id, "has no points yet: there is nothing to report", hint=f"samewise sweep --status {folder.id}"))
     known, spent = effects(found), cost(folder, found)

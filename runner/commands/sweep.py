@@ -101,7 +101,7 @@ def start(args: argparse.Namespace) -> int:
         finally:
             launcher.close()
             sweeper.close()
-    return _report(folder, shared, as_json=args.json)
+    return _report(folder, as_json=args.json)
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
@@ -190,20 +190,14 @@ def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, p
 
 
 def _status(folder: SweepFolder, *, as_json: bool) -> int:
-    from samewise.runner.sweep.results import State, asked, point_results
+    from samewise.runner.sweep.results import current_results
     from samewise.runner.sweep.tables import print_points, told
 
-    seen, _ = asked(folder)
-    found = point_results(folder, seen)
+    found = current_results(folder)
     if as_json:
         print(json.dumps({"id": folder.id, "points": [told(one) for one in found]}, indent=2))
-        return 0
-    held = folder.holder()
-    if seen is None and held is None:
-        import dataclasses
-
-        found = [dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one for one in found]
-    print_points(folder, found, held=held)
+    else:
+        print_points(folder, found, held=folder.holder())
     return 0
 
 
@@ -227,9 +221,9 @@ def _all(args: argparse.Namespace) -> int:
 
 
 def _cancel(folder: SweepFolder) -> int:
-    from samewise.runner.sweep.results import asked
+    from samewise.runner.sweep.results import open_launcher
 
-    _, launcher = asked(folder)
+    launcher = open_launcher(folder)
     held = folder.holder()
     if held is not None:
         pid, host = held
@@ -253,13 +247,12 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
     return [number for number, one in seen.items() if one.standing is not Standing.gone]
 
 
-def _report(folder: SweepFolder, shared: Composed, *, as_json: bool) -> int:
+def _report(folder: SweepFolder, *, as_json: bool) -> int:
     """Say what became of the sweep; 1 where a point failed."""
-    from samewise.runner.sweep.results import State, asked, point_results
+    from samewise.runner.sweep.results import State, current_results
     from samewise.runner.sweep.tables import print_pages, print_settings, told
 
-    seen, _ = asked(folder)
-    found = point_results(folder, seen)
+    found = current_results(folder)
     if as_json:
         print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [told(one) for one in found]}, indent=2))
     else:

@@ -90,7 +90,7 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
         settings = {str(key): value for key, value in cast("Mapping[str, Any]", rule).items()}
         try:
             if "layer_decay" in settings:
-                factors = _layer_factors(model, settings, every, path)
+                factors = _layer_factors(settings, every, path)
                 continue
             frozen, statistics = settings.pop("frozen", False), settings.pop("frozen_statistics", None)
             found = matching(settings.pop("match"), [*every, *bare_statistics(model)] if frozen is True else every, path=f"{path}.match")
@@ -114,7 +114,7 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
     return taken, options, factors
 
 
-def _layer_factors(model: nn.Module, rule: Mapping[str, Any], every: Sequence[Named], path: str) -> dict[str, float]:
+def _layer_factors(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> dict[str, float]:
     decay = rule["layer_decay"]
     if len(rule) > 1 or not _possible(decay):
         raise ConfigError(Problem(path, "is not a layer-wise decay", dict(rule), "{layer_decay: NUMBER}, the number at least 0 and usually below 1"))

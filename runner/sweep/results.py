@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import math
@@ -103,18 +104,28 @@ def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -
     return [point_result(folder, point, known.get(point.number)) for point in folder.points()]
 
 
-def asked(folder: SweepFolder) -> tuple[Mapping[int, Seen] | None, Launcher]:
-    """What the sweep's launcher knows of its jobs, None where it knows nothing after its process has gone; and the launcher."""
+def current_results(folder: SweepFolder) -> list[PointResult]:
+    """Of all points, in order, with what the sweep's launcher knows of its jobs."""
+    launcher = open_launcher(folder)
+    if launcher.detached:
+        return point_results(folder, launcher.look([point.number for point in folder.points()]))
+    found = point_results(folder)
+    if folder.holder() is not None:
+        return found
+    return [dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one for one in found]  # its jobs have ended with it
+
+
+def open_launcher(folder: SweepFolder) -> Launcher:
+    """The sweep's launcher, which knows of jobs that another process has submitted only where it is detached."""
     from samewise.runner.config import project
     from samewise.runner.config.instantiate import instantiate
 
     facts = folder.facts
     found = project.find(Path(facts["root"]), packages=facts["packages"])
     launcher: Launcher = instantiate(facts["launcher"], "launcher", allowed=found.packages)
-    if not launcher.detached:
-        return None, launcher
-    launcher.open(folder)
-    return launcher.look([point.number for point in folder.points()]), launcher
+    if launcher.detached:
+        launcher.open(folder)
+    return launcher
 
 
 def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:

@@ -77,8 +77,7 @@ class Optuna(Sweeper):
 
     def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
         """Nothing is written yet: another process may be running the sweep."""
-        if not space.dimensions:
-            raise ConfigError(Problem("sweeper", "nothing varies but the seed", expected="keys with several values, or an interval", hint="sweeper=grid"))
+        space.require_dimensions()
         if self._name == "cmaes" and sum(one.interval is not None for one in space.dimensions) < 2:
             raise ConfigError(Problem("sweeper", "CMA-ES needs two intervals at least", expected="key=interval(LOWEST,HIGHEST)", hint="sweeper=tpe"))
         self._space, self._folder = space, SweepFolder(folder.absolute())

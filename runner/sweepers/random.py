@@ -27,8 +27,7 @@ class _Drawn(Sweeper, abc.ABC):
         self._trials, self._seed = trials, seed
 
     def open(self, space: Space, folder: Path, *, monitor: str, mode: str) -> None:
-        if not space.dimensions:
-            raise ConfigError(Problem("sweeper", "nothing varies but the seed", expected="keys with several values, or an interval", hint="sweeper=grid"))
+        space.require_dimensions()
         dimensions = space.dimensions
         rows = self._shares(dimensions)
         self._settings = [

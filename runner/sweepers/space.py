@@ -95,6 +95,11 @@ class Space:
         """The overrides that have one value."""
         return tuple(part for part in self.parts if isinstance(part, str))
 
+    def require_dimensions(self) -> None:
+        """Raise ConfigError where nothing varies but the seed, which leaves a sweeper nothing to choose."""
+        if not self.dimensions:
+            raise ConfigError(Problem("sweeper", "nothing varies but the seed", expected="keys with several values, or an interval", hint="sweeper=grid"))
+
     def at(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """The overrides of one point, in the command line's order; what `values` does not name is left out."""
         chosen = [part if isinstance(part, str) else f"{part.key}={values[part.key]}" for part in self.parts if isinstance(part, str) or part.key in values]
