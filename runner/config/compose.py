@@ -20,6 +20,7 @@ import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -171,6 +172,8 @@ def config_loader(project: Project) -> ConfigLoaderImpl:
     Plugins.instance()  # registers the kinds of config sources (file://, pkg://, structured://)
     JobRuntime.instance().set("name", "samewise")
     ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
+    # Without what Hydra chooses for itself (launcher, sweeper, logging, help), a third of the files, all of it thrown away in `without_hydra`.
+    ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]), provider="samewise")
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")
     for folder in project.configs:

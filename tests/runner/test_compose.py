@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from samewise.runner.config import compose as composing
@@ -178,3 +179,9 @@ def test_a_wrong_file_is_told_by_its_name_beside_the_wrong_overrides(mine: Proje
 def test_a_config_cannot_bring_python_objects_in(mine: Project, tmp_path: Path) -> None:
     write(tmp_path, "experiment/bad.yaml", "# @package _global_\n# x\nname: !!python/object/apply:os.system ['touch pwned']\n")
     assert "not valid YAML" in "\n".join(problems_of(["experiment=bad"], mine).values())
+
+
+def test_no_file_of_hydras_own_is_read() -> None:
+    """What it would choose for itself, its launcher, sweeper and logging, was a third of all files, and thrown away."""
+    defaults = composing.config_loader(BARE).compute_defaults_list("config", [], RunMode.RUN).defaults
+    assert [one.config_path for one in defaults if str(one.config_path).startswith("hydra/")] == ["hydra/config"]
