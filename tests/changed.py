@@ -43,7 +43,7 @@ def import_graph() -> grimp.ImportGraph:
     """Of a copy in which samewise/ is a real folder with `__init__.py` throughout: grimp does not follow the links of .package."""
     with tempfile.TemporaryDirectory() as copy:
         for part in PARTS:
-            shutil.copytree(ROOT / part, Path(copy, "samewise", part))
+            shutil.copytree(ROOT / part, Path(copy, "samewise", part), ignore=shutil.ignore_patterns("__pycache__"))
         for folder in [Path(copy, "samewise"), *(path for path in Path(copy, "samewise").rglob("*") if path.is_dir())]:
             (folder / "__init__.py").touch()
         sys.path.insert(0, copy)

@@ -6,6 +6,7 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 mkdir "$copy/samewise"
 cp -r runner recipes datasets configs .package/samewise/*.py "$copy/samewise"
+find "$copy" -name __pycache__ -type d -prune -exec rm -r {} +
 find "$copy/samewise" -type d -exec touch {}/__init__.py \;
 cp pyproject.toml "$copy"
 cd "$copy"
