@@ -29,14 +29,10 @@ STEPS, RESUMING = "tests/steps/test_steps.py", "tests/runner/test_resuming.py"
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
 TESTS = {
     "training/loop.py": [STEPS, "tests/runner/test_several_optimizers.py", "tests/runner/test_failures.py", RESUMING],
-    "training/run.py": [
-        STEPS,
-        RESUMING,
-        "tests/runner/test_several_optimizers.py",
-        "tests/runner/test_cli.py",
-        "tests/runner/test_failures.py",
-        "tests/runner/test_verify.py",
-    ],
+    **{
+        f"training/{name}.py": [STEPS, RESUMING, "tests/runner/test_several_optimizers.py", "tests/runner/test_verify.py", "tests/runner/test_failures.py"]
+        for name in ("run", "progress", "recorder", "due", "state", "batches")
+    },
     "training/phase.py": [STEPS, "tests/runner/test_several_optimizers.py"],
     "training/finite.py": ["tests/runner/test_finite.py"],
     "strategies/tree.py": ["tests/runner/test_tree_sum.py", STEPS],
@@ -140,26 +136,26 @@ def _try(copy: Path, tests: list[str], said: Path) -> None:
     os._exit(int(code))
 
 
-def found_by(mutant: Mutant | None, file: str, copy: Path) -> str | None:
-    """The tests that find a mutant (a file, or `it hangs`); None where it survives. None for the mutant: the tests as they are."""
-    target = copy / "runner" / file
+def found_by(mutant: Mutant, copy: Path) -> str | None:
+    """The tests that find a mutant (a file, or `it hangs`); None where it survives."""
+    target = copy / "runner" / mutant.file
     before = target.read_text()
-    if mutant:
-        target.write_text(mutant.source)
+    target.write_text(mutant.source)
     try:
-        for test in TESTS[file]:
-            said = copy / "said.txt"
-            fork = multiprocessing.get_context("fork").Process(target=_try, args=(copy, [test], said))
-            fork.start()
-            fork.join(LIMIT_S)
-            hangs = fork.is_alive()
-            _end(fork.pid)
-            fork.join()
-            if hangs or fork.exitcode:
-                return "it hangs" if hangs else test
-        return None
+        return next((failure for test in TESTS[mutant.file] if (failure := _failure(test, copy))), None)
     finally:
         target.write_text(before)
+
+
+def _failure(test: str, copy: Path) -> str | None:
+    """The file of tests, where one of them fails on the copy; `it hangs`; None where all pass."""
+    fork = multiprocessing.get_context("fork").Process(target=_try, args=(copy, [test], copy / "said.txt"))
+    fork.start()
+    fork.join(LIMIT_S)
+    hangs = fork.is_alive()
+    _end(fork.pid)
+    fork.join()
+    return "it hangs" if hangs else test if fork.exitcode else None
 
 
 def _end(session: int | None) -> None:
@@ -194,7 +190,7 @@ def main() -> int:
         copies = [Path(temporary) / str(number) for number in range(given.jobs)]
         for copy in copies:
             shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
-        broken = [f"{file}: {test}" for file in files if (test := found_by(None, file, copies[0]))]
+        broken = [test for test in dict.fromkeys(test for file in files for test in TESTS[file]) if _failure(test, copies[0])]
         if broken:
             print("the tests fail without a mutant:", *broken, sep="\n  ")
             return 1
@@ -216,7 +212,7 @@ def _work(share: list[Mutant], copy: Path, out: Path) -> None:
     """Try some mutants on a copy of the repository, and note what became of each, a line of JSON each."""
     for mutant in share:
         begun = time.monotonic()
-        killer = found_by(mutant, mutant.file, copy)
+        killer = found_by(mutant, copy)
         outcome = {"file": mutant.file, "line": mutant.line, "operator": mutant.operator, "change": mutant.change, "found by": killer}
         with out.open("a") as file:
             file.write(json.dumps({**outcome, "seconds": round(time.monotonic() - begun, 1)}) + "\n")
