@@ -16,7 +16,7 @@ def tree(repository: Path) -> str:
 
 
 def test_every_room_is_there_and_no_other(repository: Path, tree: str) -> None:
-    drawn = set(re.findall(r"^    ([a-z]+)/ ", tree[tree.index("The top of `runner/`") :], flags=re.MULTILINE))
+    drawn = set(re.findall(r"^    ([a-z]+)/\s", tree[tree.index("The top of `runner/`") :], flags=re.MULTILINE))
     rooms = {path.name for path in (repository / "runner").iterdir() if path.is_dir() and not path.name.startswith("__")}
     assert drawn == rooms
 
