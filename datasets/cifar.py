@@ -26,7 +26,7 @@ class CIFAR10(InMemoryImages):
 
     Raises:
         DataError: the files are missing or altered.
-        ConfigError: there is no such split, or it would be empty.
+        ConfigError: the split is unknown, or it would be empty.
     """
 
     def __init__(self, *, root: str, split: Split, held_out: int = 5000, download: bool = False, transform: Transform | None = None) -> None:

@@ -49,7 +49,7 @@ class COCO(AnnotatedImages):
         cache: Cache = "none",
     ) -> None:
         if category_ids not in ("keep", "dense"):
-            raise ConfigError(Problem("dataset.category_ids", "is no way to number classes", category_ids, "keep or dense"))
+            raise ConfigError(Problem("dataset.category_ids", "is not a valid numbering of classes", category_ids, "keep or dense"))
         base = Path(root).expanduser()
         path = base / annotations
         content = _read(path)
@@ -116,7 +116,7 @@ def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[
         raise DataError(Problem(str(path), "has no categories"))
     if keep and min(names) < 1:
         hint = "set dataset.category_ids=dense"
-        raise DataError(Problem(str(path), "has a category below 1, but label 0 is the background's", min(names), hint=hint))
+        raise DataError(Problem(str(path), "has a category below 1, but label 0 is the background", min(names), hint=hint))
     return names
 
 

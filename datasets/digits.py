@@ -38,14 +38,14 @@ class Digits(InMemoryImages):
 
     Raises:
         DataError: scikit-learn, or the file in it, is not there or not the one expected.
-        ConfigError: there is no such split, or no such way to hold out.
+        ConfigError: `split` or `hold_out` is not a known choice.
     """
 
     def __init__(self, *, split: Literal["train", "valid"], hold_out: Literal["spread", "writers"] = "spread", transform: Transform | None = None) -> None:
         if split not in _SPLITS:
             raise ConfigError(Problem("split", "the digits have no such split", split, " or ".join(_SPLITS), nearest(split, _SPLITS)))
         if hold_out not in _HOLD_OUT:
-            raise ConfigError(Problem("hold_out", "is no way to hold out digits", hold_out, " or ".join(_HOLD_OUT), nearest(hold_out, _HOLD_OUT)))
+            raise ConfigError(Problem("hold_out", "is not a valid way to hold out digits", hold_out, " or ".join(_HOLD_OUT), nearest(hold_out, _HOLD_OUT)))
         table = _table(_file())
         images = (table[:, :64].astype(np.uint16) * 255 // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
         labels = table[:, 64].astype(np.int64)

@@ -35,7 +35,7 @@ class GeneratedMixtures(Dataset[dict[str, Any]]):
         if length < 1:
             raise ConfigError(Problem("dataset.length", "must be at least 1", length))
         if not 2 <= num_speakers <= 4:
-            raise ConfigError(Problem("dataset.num_speakers", "there are 2 to 4 generated voices", num_speakers))
+            raise ConfigError(Problem("dataset.num_speakers", "must be between 2 and 4", num_speakers))
         self.sample_rate = sample_rate
         self._length = length
         self._frames = max(4, round(seconds * sample_rate))

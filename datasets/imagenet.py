@@ -12,7 +12,7 @@ from samewise.datasets.parts.in_memory import Transform
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _LAYOUT = "train/WNID/*.JPEG, and val/WNID/*.JPEG, or val/*.JPEG with the folder ILSVRC2012_devkit_t12 or the file LOC_val_solution.csv beside train and val"
-_GET = "get it from image-net.org (an account is needed), unpack it, and set dataset.root=FOLDER"
+_GET = "download it from image-net.org (requires an account), unpack it, and set dataset.root=FOLDER"
 _WNID = re.compile(r"n\d{8}")
 
 
@@ -32,18 +32,18 @@ class ImageNet(ImageFiles):
 
     Raises:
         DataError: a folder or a file is missing, or does not hold what it should.
-        ConfigError: there is no such split.
+        ConfigError: the split is unknown.
     """
 
     def __init__(
         self, *, root: str, split: Literal["train", "valid"], num_classes: int = 1000, cache: Cache = "none", transform: Transform | None = None
     ) -> None:
         if split not in ("train", "valid"):
-            raise ConfigError(Problem("split", "ImageNet has no such split with labels", split, "train or valid", nearest(split, ["train", "valid"])))
+            raise ConfigError(Problem("split", "ImageNet has no labelled split of this name", split, "train or valid", nearest(split, ["train", "valid"])))
         base = Path(root).expanduser().absolute()
         for name in ("train", "val"):
             if not (base / name).is_dir():
-                raise DataError(Problem(str(base / name), "ImageNet is not there", expected=_LAYOUT, hint=_GET))
+                raise DataError(Problem(str(base / name), "ImageNet was not found", expected=_LAYOUT, hint=_GET))
         wnids = [name for name in class_folders(base / "train") if _WNID.fullmatch(name)]
         if len(wnids) != num_classes:
             hint = f"set dataset.num_classes={len(wnids)} to use this subset" if wnids else _GET
@@ -86,7 +86,7 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
         source = kit / "ILSVRC2012_validation_ground_truth.txt"
         found = _of_development_kit(kit, len(names))
     else:
-        raise DataError(Problem(str(base / "val"), "is a flat folder, and nothing says what its images show", expected=_LAYOUT, hint=_GET))
+        raise DataError(Problem(str(base / "val"), "is a flat folder without labels for its images", expected=_LAYOUT, hint=_GET))
     unknown = [name for name, wnid in zip(names, found, strict=True) if wnid not in label_of]
     if unknown:
         raise DataError(Problem(str(source), f"gives no known class for {len(unknown)} of {len(names)} images, the first of them {unknown[0]}"))

@@ -31,7 +31,7 @@ class LibriSpeech(Utterances):
 
     Raises:
         DataError: a subset or one of its files is missing.
-        ConfigError: there is no such subset.
+        ConfigError: the subset is unknown.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ def _folder(root: Path, subsets: Sequence[str], *, download: bool) -> Path:
         if (folder / subset).is_dir():
             continue
         if not download:
-            hint = "set dataset.root=FOLDER to where it is, or dataset.download=true to fetch it"
-            raise DataError(Problem(str(folder / subset), "this part of LibriSpeech is not there", expected="its archive, unpacked", hint=hint))
+            hint = "set dataset.root=FOLDER to where it is, or dataset.download=true to download it"
+            raise DataError(Problem(str(folder / subset), "this part of LibriSpeech was not found", expected="its archive, unpacked", hint=hint))
         from torchaudio.datasets import LIBRISPEECH
 
         load(partial(LIBRISPEECH, url=subset), root=str(root), expected=f"the folder {_ARCHIVE}/{subset}", download=True)
@@ -90,5 +90,5 @@ def _listed(folder: Path, subset: str) -> list[tuple[str, str]]:
         require_files(listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name)
         found += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]
     if not found:
-        raise DataError(Problem(str(folder / subset), "holds no transcripts", expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt"))
+        raise DataError(Problem(str(folder / subset), "contains no transcripts", expected="SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt"))
     return found

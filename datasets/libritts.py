@@ -29,7 +29,7 @@ class LibriTTS(Clips):
 
     Raises:
         DataError: a subset is missing.
-        ConfigError: there is no such subset.
+        ConfigError: the subset is unknown.
     """
 
     def __init__(self, *, root: str, subsets: Sequence[str], samples: int, context: int, sample_rate: int = 22050, cache: Cache = "none") -> None:
@@ -41,6 +41,6 @@ class LibriTTS(Clips):
                 raise ConfigError(Problem("dataset.subsets", "LibriTTS has no such part", subset, ", ".join(SUBSETS), nearest(subset, SUBSETS)))
             if not (folder / subset).is_dir():
                 hint = "set dataset.root=FOLDER to where its archives were unpacked"
-                raise DataError(Problem(str(folder / subset), "this part of LibriTTS is not there", expected="its archive, unpacked", hint=hint))
+                raise DataError(Problem(str(folder / subset), "this part of LibriTTS was not found", expected="its archive, unpacked", hint=hint))
             names += [f"{subset}/{name}" for name in list_audio(folder / subset, extensions=(".wav",))]
         super().__init__(Recordings(folder, names, sample_rate=sample_rate, cache=cache), samples=samples, context=context)

@@ -50,7 +50,7 @@ class LJSpeech(Clips):
             lines = (folder / "metadata.csv").read_text(encoding="utf-8").splitlines()
         except OSError as error:
             hint = "set dataset.root=FOLDER to where its archive was unpacked"
-            raise DataError(Problem(str(folder / "metadata.csv"), f"LJSpeech is not there: {error.strerror}", expected=_ARCHIVE, hint=hint)) from None
+            raise DataError(Problem(str(folder / "metadata.csv"), f"LJSpeech was not found: {error.strerror}", expected=_ARCHIVE, hint=hint)) from None
         names = [f"{line.partition('|')[0]}.wav" for line in lines if line.strip()]
         require_files(folder / "wavs", names, listed_in="metadata.csv")
         chosen = [name for number, name in enumerate(names, start=1) if (number % valid_every == 0) == (split == "valid")]

@@ -88,6 +88,6 @@ def _value(path: Path, number: int, row: Mapping[str, Any], column: str) -> str:
     if not isinstance(value, str) or None in row:
         columns = [name for name in row if name is not None]
         hint = nearest(column, columns) if column not in row else ""
-        reason = f"there is no text in the column {column!r}" if None not in row else "has more fields than there are columns; put texts with commas in quotes"
+        reason = f"has no text in the column {column!r}" if None not in row else "has more fields than there are columns; put texts with commas in quotes"
         raise DataError(Problem(f"{path}:{number}", reason, expected=f"the columns {', '.join(map(str, columns))}", hint=hint))
     return value

@@ -90,7 +90,7 @@ def _listed(base: Path, split: str) -> list[str]:
         raise DataError(Problem(str(path), f"the list of images cannot be read: {error.strerror}", expected=", ".join(known), hint=hint)) from None
     ids = [line.split()[0] for line in lines if line.strip()]
     if not ids:
-        raise DataError(Problem(str(path), "lists no image"))
+        raise DataError(Problem(str(path), "lists no images"))
     return ids
 
 
@@ -100,7 +100,7 @@ def _classes(base: Path) -> list[str]:
     for number, path in enumerate(sorted((base / "Annotations").glob("*.xml"))):
         found.update(one.name for one in _parsed(path, path.stem, number)[1])
     if not found:
-        raise DataError(Problem(str(base / "Annotations"), "has no annotated object", hint="set dataset.root=FOLDER"))
+        raise DataError(Problem(str(base / "Annotations"), "has no annotated objects", hint="set dataset.root=FOLDER"))
     return sorted(found)
 
 
@@ -110,7 +110,7 @@ def _parsed(path: Path, name: str, number: int) -> tuple[Annotated, list[_Object
         tree = ElementTree.parse(path).getroot()
     except OSError as error:
         reason = f"the annotation of image {name} cannot be read: {error.strerror}"
-        raise DataError(Problem(str(path), reason, hint="write it (without objects, if there are none), or take the image off the list")) from None
+        raise DataError(Problem(str(path), reason, hint="write it (without objects, if there are none), or remove the image from the list")) from None
     except ElementTree.ParseError as error:
         raise DataError(Problem(str(path), f"is not XML: {error}")) from None
     width, height = (int(_number(tree, f"size/{side}", path)) for side in ("width", "height"))

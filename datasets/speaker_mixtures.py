@@ -118,21 +118,21 @@ def _by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list[str]]
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ConfigError(Problem("dataset.pattern", f"is no regular expression: {error}", pattern)) from None
+        raise ConfigError(Problem("dataset.pattern", f"is not a valid regular expression: {error}", pattern)) from None
     if "speaker" not in compiled.groupindex:
-        raise ConfigError(Problem("dataset.pattern", "does not say where a file's name has the speaker", pattern, "a group (?P<speaker>...)"))
+        raise ConfigError(Problem("dataset.pattern", "does not mark the speaker in a file's name", pattern, "a group (?P<speaker>...)"))
     found = dict[str, list[str]]()
     for name in list_audio(folder):
         if match := compiled.fullmatch(name):
             found.setdefault(match["speaker"], []).append(name)
     if not found:
-        reason = "no recording there has a name that the pattern matches"
+        reason = "the pattern matches no recording there"
         raise DataError(Problem(str(folder), reason, pattern, "a folder for each speaker, or a dataset.pattern of your own", "set dataset.root=FOLDER"))
     if len(found) < wanted:
         speakers = ", ".join(sorted(found))
         reason = f"has recordings of {len(found)} speaker{'s' if len(found) > 1 else ''} ({speakers}), too few for mixtures of {wanted}"
         raise DataError(
-            Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint="dataset.pattern says which part of a file's name is the speaker")
+            Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint="dataset.pattern marks the part of a file's name that is the speaker")
         )
     return {speaker: found[speaker] for speaker in sorted(found)}
 
@@ -142,7 +142,7 @@ def _require_sound(*, length: int, num_speakers: int, sample_rate: int, seconds:
         if value < least:
             raise ConfigError(Problem(f"dataset.{name}", f"must be at least {least}", value))
     if seconds <= 0:
-        raise ConfigError(Problem("dataset.seconds", "is no length of time", seconds, "more than 0"))
+        raise ConfigError(Problem("dataset.seconds", "is not a valid duration", seconds, "more than 0"))
     if len(levels) != 2 or levels[0] > levels[1]:
         raise ConfigError(Problem("dataset.levels", "is not an interval", list(levels), "[from, to] in dB"))
     if len(pause) != 2 or not 0 <= pause[0] <= pause[1]:

@@ -31,7 +31,7 @@ class SpeechCommands(Utterances):
 
     Raises:
         DataError: the data set is not there.
-        ConfigError: there is no such split.
+        ConfigError: the split is unknown.
     """
 
     def __init__(

@@ -97,5 +97,5 @@ def _listed(folder: Path) -> list[tuple[str, int, str, int]]:
     found = [(name, int(parts[1]), parts[2], int(parts[3])) for name in list_audio(folder, extensions=(".wav",)) if (parts := _NAME.fullmatch(name))]
     if not found:
         hint = "set dataset.root=FOLDER to the data set's folder"
-        raise DataError(Problem(str(folder), "holds no spoken digits", expected="files named DIGIT_SPEAKER_TAKE.wav, as 7_jackson_32.wav", hint=hint))
+        raise DataError(Problem(str(folder), "contains no spoken digits", expected="files named DIGIT_SPEAKER_TAKE.wav, such as 7_jackson_32.wav", hint=hint))
     return sorted(found, key=lambda line: line[1:])

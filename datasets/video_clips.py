@@ -59,7 +59,7 @@ class VideoClips(Dataset[dict[str, Any]]):
             if value < 1:
                 raise ConfigError(Problem(f"dataset.{name}", "must be at least 1", value))
         if clip not in ("random", "centre"):
-            raise ConfigError(Problem("clip", "is no place of a clip in its video", clip, "random or centre"))
+            raise ConfigError(Problem("clip", "is not a valid clip position", clip, "random or centre"))
         require_torchcodec()  # now, not in the first worker
         base = Path(root).expanduser().absolute()
         self._folder = base / folder

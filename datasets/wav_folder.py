@@ -25,7 +25,7 @@ class WavFolder(Clips):
         cache: "memory" keeps all recordings decoded.
 
     Raises:
-        DataError: there is no such folder, or no file matches.
+        DataError: the folder does not exist, or no file matches.
         ConfigError: the pattern is none.
     """
 
@@ -34,8 +34,8 @@ class WavFolder(Clips):
         try:
             compiled = re.compile(pattern)
         except re.error as error:
-            raise ConfigError(Problem("dataset.pattern", f"is no regular expression: {error}", pattern)) from None
+            raise ConfigError(Problem("dataset.pattern", f"is not a valid regular expression: {error}", pattern)) from None
         names = [name for name in list_audio(folder) if compiled.fullmatch(name)]
         if not names:
-            raise DataError(Problem(str(folder), "no recording there has a name that the pattern matches", pattern, hint="set dataset.root=FOLDER"))
+            raise DataError(Problem(str(folder), "the pattern matches no recording there", pattern, hint="set dataset.root=FOLDER"))
         super().__init__(Recordings(folder, names, sample_rate=sample_rate, cache=cache), samples=samples, context=context)

@@ -32,7 +32,7 @@ class YesNo(Utterances):
 
     Raises:
         DataError: the data set is not there, or a file has another name.
-        ConfigError: there is no such split.
+        ConfigError: the split is unknown.
     """
 
     def __init__(
@@ -69,5 +69,5 @@ class YesNo(Utterances):
 def _transcript(folder: Path, name: str) -> str:
     parts = Path(name).stem.split("_")
     if any(part not in _WORDS for part in parts):
-        raise DataError(Problem(str(folder / name), "is not a recording of YesNo", expected="a name of zeros and ones, as 0_1_1_0_0_1_1_1.wav"))
+        raise DataError(Problem(str(folder / name), "is not a recording of YesNo", expected="a name of zeros and ones, such as 0_1_1_0_0_1_1_1.wav"))
     return " ".join(_WORDS[part] for part in parts)

@@ -59,9 +59,9 @@ class GenerativeAdversarial(Recipe):
 
     def __init__(self, *, noise: int = 64, loss: LossName = "non_saturating", compared: int = 1024) -> None:
         if noise < 1:
-            raise ConfigError(Problem("recipe.noise", "is no length", noise, "a whole number of at least 1"))
+            raise ConfigError(Problem("recipe.noise", "is not a valid length", noise, "a whole number of at least 1"))
         if loss not in _LOSSES:
-            raise ConfigError(Problem("recipe.loss", "is no adversarial loss", loss, " or ".join(_LOSSES), nearest(loss, _LOSSES)))
+            raise ConfigError(Problem("recipe.loss", "is not an adversarial loss", loss, " or ".join(_LOSSES), nearest(loss, _LOSSES)))
         if compared < 2:
             raise ConfigError(Problem("recipe.compared", "is too small", compared, "at least 2"))
         self.noise = noise

@@ -72,7 +72,7 @@ class Classification(Recipe):
         if any(k < 1 for k in top_k):
             raise ConfigError(Problem("recipe.top_k", "not a list of ranks", list(top_k), "whole numbers from 1"))
         if channels not in (1, 3):
-            raise ConfigError(Problem("recipe.channels", "are no image's", channels, "1 (grey) or 3 (colour)"))
+            raise ConfigError(Problem("recipe.channels", "is not a possible number of image channels", channels, "1 (grey) or 3 (colour)"))
         self.channels = channels
         self._frames, self._stride = (reads or {}).get("frames"), (reads or {}).get("stride") or 1
         self.num_classes = num_classes
@@ -140,7 +140,7 @@ class Classification(Recipe):
         output = model(batch["image"])
         if not isinstance(output, Tensor) or output.dim() != 2:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise ConfigError(Problem("model", "does not give one row of logits for each image", form, "a tensor [batch, classes]"))
+            raise ConfigError(Problem("model", "does not return one row of logits for each image", form, "a tensor [batch, classes]"))
         if self.num_classes is not None and output.shape[1] != self.num_classes:
             raise ConfigError(
                 Problem(
@@ -159,13 +159,13 @@ class Classification(Recipe):
             plain = all(type(label) is int for label in labels)  # the usual case, and the fast one
             made = torch.tensor(labels) if plain else torch.stack([torch.as_tensor(label) for label in labels])
         except (TypeError, ValueError, RuntimeError):
-            raise DataError(Problem("dataset", "labels are not numbers of one form", labels[0], "an integer, or one float for each class")) from None
+            raise DataError(Problem("dataset", "labels are not numbers of one kind", labels[0], "an integer, or one float for each class")) from None
         if made.dim() == 1 and not made.is_floating_point():
             made = made.long()
             if self.num_classes is not None:
                 _check_range(made, self.num_classes, f"there are {self.num_classes} classes")
         elif made.dim() != 2 or not made.is_floating_point():
-            raise DataError(Problem("dataset", "labels have a form that is not a class", labels[0], "an integer, or one float for each class"))
+            raise DataError(Problem("dataset", "labels are not classes", labels[0], "an integer, or one float for each class"))
         return made
 
 
@@ -271,7 +271,7 @@ def _as_tensor(image: Any) -> Tensor:
             image = image.convert("L" if image.mode == "1" else "RGB")
         return functional.pil_to_tensor(image) if hasattr(image, "getbands") else functional.to_image(image).as_subclass(Tensor)
     except (TypeError, ValueError):
-        raise DataError(Problem("dataset", "an image has an unknown form", type(image).__name__, "a tensor [C, H, W], a PIL image or an array")) from None
+        raise DataError(Problem("dataset", "an image has an unknown type", type(image).__name__, "a tensor [C, H, W], a PIL image or an array")) from None
 
 
 def _stacked(images: Sequence[Tensor]) -> Tensor:

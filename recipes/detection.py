@@ -81,7 +81,9 @@ class Detection(Recipe):
         images = _floats(batch["image"])
         losses: Mapping[str, Tensor] = model(images, _targets(batch))
         if not isinstance(losses, Mapping) or not losses:
-            raise ConfigError(Problem("model", "gives no dict of losses in training", type(losses).__name__, "a detector with torchvision's interface"))
+            raise ConfigError(
+                Problem("model", "does not return a dict of losses in training", type(losses).__name__, "a detector with torchvision's interface")
+            )
         parts = {name: loss.float() * len(images) for name, loss in losses.items()}
         total = torch.stack(list(parts.values())).sum()
         return Loss(total, count=len(images), parts={_short(name): part.detach() for name, part in parts.items()} if len(parts) > 1 else {})
@@ -119,7 +121,7 @@ class Detection(Recipe):
         image, boxes, labels = record["image"], record["boxes"], record["labels"]
         where = f"image {record['image_id']}" if "image_id" in record else f"sample {position} of a batch"
         if not isinstance(image, Tensor) or image.dim() != 3:
-            raise DataError(Problem("dataset", f"{where} is no tensor", type(image).__name__, "a tensor [3, height, width]"))
+            raise DataError(Problem("dataset", f"{where} is not a tensor", type(image).__name__, "a tensor [3, height, width]"))
         if boxes.dim() != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
             raise DataError(Problem("dataset", f"{where} has boxes {list(boxes.shape)} and labels {list(labels.shape)}", expected="[N, 4] and [N]"))
         self._check_values(boxes, labels, image, where)

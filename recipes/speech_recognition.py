@@ -63,11 +63,11 @@ class SpeechRecognition(Recipe):
     ) -> None:
         for name, value, choices in (("decoder", decoder, ("greedy", "beam")), ("impossible", impossible, ("error", "skip"))):
             if value not in choices:
-                raise ConfigError(Problem(f"recipe.{name}", "there is no such choice", value, " or ".join(choices)))
+                raise ConfigError(Problem(f"recipe.{name}", "no such choice", value, " or ".join(choices)))
         self.letters = letters
         self._number = {letter: number for number, letter in enumerate(letters, start=1)}
         if len(self._number) != len(letters):
-            raise ConfigError(Problem("recipe.letters", "are not letters, each once", letters))
+            raise ConfigError(Problem("recipe.letters", "must be distinct letters", letters))
         self._beam = dict(beam or {}) if decoder == "beam" else None
         if self._beam is not None:
             ctc.beam_decoder(letters, **self._beam)  # before training, whether it can be had
@@ -131,23 +131,23 @@ class SpeechRecognition(Recipe):
             return torch.tensor([self._number[letter] for letter in text], dtype=torch.int64)
         except KeyError as error:
             hint = f"the transcript is {text[:60]!r}; set dataset.letters, or dataset.ignore"
-            raise DataError(Problem(where, "its transcript has an unknown letter", error.args[0], self.letters, hint)) from None
+            raise DataError(Problem(where, "the transcript has an unknown letter", error.args[0], self.letters, hint)) from None
 
     def _read(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probabilities float32[B, K, M], and the int64[B] of their valid frames."""
         if "features" not in batch:
-            raise ConfigError(Problem("transforms", "give the model nothing to read: no features", hint="transforms=mfcc, mel or waveform"))
+            raise ConfigError(Problem("transforms", "give the model no features to read", hint="transforms=mfcc, mel or waveform"))
         features, frames = batch["features"], batch["feature_length"]
         measurer = next((part for part in model.modules() if hasattr(part, "output_lengths")), None)
         output = model(features) if measurer is None else model(features, frames)
         if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[1] != len(self.letters) + 1:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             expected = f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and {len(self.letters)} letters"
-            raise ConfigError(Problem("model", "does not give a score to every letter at every frame", form, expected, "set model.num_classes"))
+            raise ConfigError(Problem("model", "does not return a score for every letter at every frame", form, expected, "set model.num_classes"))
         count: Any = _lengths_after_convolutions if measurer is None else lambda _, lengths: measurer.output_lengths(lengths)  # type: ignore[union-attr]
         if int(count(model, torch.tensor(features.shape[-1]))) != output.shape[-1]:
             hint = "give the model a method output_lengths(lengths)"
-            raise ConfigError(Problem("model", "has another number of frames than its 1-d convolutions make", output.shape[-1], hint=hint))
+            raise ConfigError(Problem("model", "has a number of frames that its 1-d convolutions do not account for", output.shape[-1], hint=hint))
         return output.float().log_softmax(1), count(model, frames)
 
     def _nats(self, log_probs: Tensor, lengths: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ class SpeechRecognition(Recipe):
         if self._impossible == "error" and not bool(possible.all()):
             place = int((~possible).nonzero()[0])
             reason = f"its transcript needs {int(needed[place])} frames, and the model gives {int(lengths[place])} for so short a recording"
-            hint = f"the transcript is {batch['transcript'][place][:60]!r}; recipe.impossible=skip leaves such out"
+            hint = f"the transcript is {batch['transcript'][place][:60]!r}; recipe.impossible=skip skips such recordings"
             raise DataError(Problem(batch["name"][place] or "dataset", reason, hint=hint))
         # An impossible target is replaced by the empty one: no infinity, and no gradient, gets near the others.
         nats = ctc.negative_log_likelihood(log_probs, lengths, target, torch.where(possible, target_length, 0))

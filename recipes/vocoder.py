@@ -73,7 +73,7 @@ class Vocoder(Recipe):
 
     def __init__(self, *, front_end: VocoderMel, output: Literal["mu_law", "logistics"] = "mu_law", n_classes: int = 256, resynthesise: int = 0) -> None:
         if output not in ("mu_law", "logistics"):
-            raise ConfigError(Problem("recipe.output", "is no way to write samples down", output, "mu_law or logistics"))
+            raise ConfigError(Problem("recipe.output", "is not a valid representation of samples", output, "mu_law or logistics"))
         if resynthesise < 0:
             raise ConfigError(Problem("recipe.resynthesise", "is not a number of clips", resynthesise))
         self.front_end = front_end
@@ -145,7 +145,7 @@ class Vocoder(Recipe):
         wanted = [*target.shape, self.amplitudes.n_classes]
         if not isinstance(outputs, Tensor) or list(outputs.squeeze(1).shape) != wanted:
             form = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ConfigError(Problem("model", "does not give the outputs that the recipe reads", form, f"a tensor {wanted}", "set recipe.n_classes"))
+            raise ConfigError(Problem("model", "does not return the outputs that the recipe reads", form, f"a tensor {wanted}", "set recipe.n_classes"))
         # One row for each sample: over (N, C, T) the gradient of cross-entropy is not deterministic on CUDA.
         flat = outputs.reshape(-1, self.amplitudes.n_classes)
         return self.amplitudes.surprise(flat.to(torch.promote_types(flat.dtype, torch.float32)), target.reshape(-1)).view(target.shape)

@@ -50,7 +50,7 @@ def _chosen(argv: list[str]) -> Callable[[], int]:
         return partial(answer, argv[1:])
     known = commands()
     if argv[0] not in known:
-        raise ConfigError(Problem("", "there is no such command", argv[0], "a command that `samewise --help` lists", nearest(argv[0], known)))
+        raise ConfigError(Problem("", "unknown command", argv[0], "one of the commands that `samewise --help` lists", nearest(argv[0], known)))
     command = known[argv[0]]
     arrange, run = command.load()
     parser = argparse.ArgumentParser(

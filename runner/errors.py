@@ -124,7 +124,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def ends_process(who: str, error: SystemExit) -> tuple[str, str]:
-    """Message and hint for a `sys.exit` that is no way to end a training."""
+    """Message and hint for a `sys.exit` that would end a training."""
     return f"{who} ends the process: sys.exit({error.code!r})", raised_at(error)
 
 
@@ -136,10 +136,10 @@ def describe(error: BaseException) -> tuple[int, str]:
         head = "interrupted:" if error.exit_code == INTERRUPTED else f"{count} problems:" if count > 1 else "error:"
         return error.exit_code, "\n".join([head, *lines])
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED, "interrupted; the same command goes on from the last checkpoint"
+        return INTERRUPTED, "interrupted; run the same command again to resume from the last checkpoint"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f" at {error.filename}" if error.filename else ""
-        hint = "free some space, then give the same command again; it goes on from the last checkpoint"
+        hint = "free some space, then run the same command again to resume from the last checkpoint"
         return 1, f"error:\n  the disk is full{where}\n    hint:     {hint}"
     if isinstance(error, SystemExit):
         message, where = ends_process("something", error)

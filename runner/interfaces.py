@@ -107,11 +107,11 @@ class Recipe(abc.ABC):
         Raises:
             DataError: it is not the kind of file that the recipe predicts from; the default predicts from none.
         """
-        raise ConfigError(Problem("recipe", f"{type(self).__name__} predicts nothing from files", str(file), "a recipe with `read` and `predict`"))
+        raise ConfigError(Problem("recipe", f"{type(self).__name__} cannot predict from files", str(file), "a recipe with `read` and `predict`"))
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         """One prediction for each sample of a batch of what `read` gave, collated and transformed; the model is in eval mode, without gradients."""
-        words = f"{type(self).__name__} reads files, but does not say what it predicts"
+        words = f"{type(self).__name__} reads files, but has no `predict`"
         raise ConfigError(Problem("recipe", words, expected="a recipe with `read` and `predict`"))
 
 

@@ -59,7 +59,7 @@ class Precision:
         """What a person should know of it, where it does nothing on the device."""
         if not self._tf32 or self._device == "cuda":
             return []
-        return [Problem("precision.tf32", "does nothing on the CPU, which computes in full single precision", True, hint="precision=fp32")]
+        return [Problem("precision.tf32", "has no effect on the CPU, which computes in full single precision", True, hint="precision=fp32")]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of every forward pass, in training and evaluation."""
@@ -101,7 +101,7 @@ def overridden(*, tf32: bool, variables: Mapping[str, str]) -> Problem | None:
     if given in (None, "", str(int(tf32))):
         return None
     message = f"NVIDIA_TF32_OVERRIDE={given} in the environment, or in reproducibility.variables, would override it in NVIDIA's libraries"
-    return Problem("precision.tf32", message, tf32, "that variable not set", "unset NVIDIA_TF32_OVERRIDE, and choose precision=fp32 or precision=tf32")
+    return Problem("precision.tf32", message, tf32, "the variable unset", "unset NVIDIA_TF32_OVERRIDE, and choose precision=fp32 or precision=tf32")
 
 
 def _switch(*, tf32: bool) -> None:

@@ -89,7 +89,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         cache: Cache = "none",
     ) -> None:
         if cache not in ("none", "memory"):
-            raise ConfigError(Problem("dataset.cache", "is no place to keep images", cache, "none or memory"))
+            raise ConfigError(Problem("dataset.cache", "is not a valid cache for images", cache, "none or memory"))
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise ConfigError(Problem("dataset.size", "is not a size", list(size), "[height, width] in pixels, or null"))
         chosen = [image for image in images if not training or any(not crowd for crowd in image.crowd)]
@@ -147,7 +147,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         height, width = self._sizes[index].tolist()
         if image.shape[-2:] != (height, width):
             found = f"{image.shape[-1]} x {image.shape[-2]}"
-            raise DataError(Problem(str(self.path(index)), f"is {found} pixels, but its annotation says {width} x {height}", hint="one of the two is damaged"))
+            raise DataError(Problem(str(self.path(index)), f"is {found} pixels, but its annotation says {width} x {height}", hint="either is damaged"))
         return image if self._size is None else functional.resize(image, list(self._size), antialias=True)
 
     def _read_all(self) -> list[Tensor]:
@@ -179,13 +179,13 @@ def checked_box(box: list[float], *, where: str, width: int, height: int, empty:
     x1, y1, x2, y2 = box
     expected = "x1 < x2 and y1 < y2, in pixels"
     if not all(np.isfinite(box)):
-        raise DataError(Problem(where, "a box is not of finite numbers", box, expected))
+        raise DataError(Problem(where, "a box has numbers that are not finite", box, expected))
     if x2 < x1 or y2 < y1:
-        raise DataError(Problem(where, "a box is inverted: its right or lower edge comes before the other", box, expected, "correct the annotation"))
+        raise DataError(Problem(where, "a box is inverted: its right or lower edge comes before the opposite edge", box, expected, "correct the annotation"))
     if x1 < 0 or y1 < 0:
         raise DataError(Problem(where, "a box has a negative corner", box, f"from 0 to {width} and 0 to {height}", hint))
     if x2 > width or y2 > height:
-        raise DataError(Problem(where, f"a box reaches out of the image of {width} x {height} pixels", box, hint="correct the annotation"))
+        raise DataError(Problem(where, f"a box extends beyond the image of {width} x {height} pixels", box, hint="correct the annotation"))
     if x1 == x2 or y1 == y2:
         if empty == "drop":
             return None
@@ -215,4 +215,4 @@ def _require_files(folder: Path, names: Sequence[str]) -> None:
                 hint = "set dataset.root=FOLDER"
                 raise DataError(Problem(str(folder / below), f"the folder of images cannot be read: {error.strerror}", hint=hint)) from None
         if file not in listed[below]:
-            raise DataError(Problem(str(folder / name), "an image is missing that the annotations name", hint="fetch it, or take it out of the annotations"))
+            raise DataError(Problem(str(folder / name), "an image named in the annotations is missing", hint="download it, or remove it from the annotations"))

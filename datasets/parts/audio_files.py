@@ -58,7 +58,7 @@ def read_audio(
         The samples, float32[T] if mono, else float32[C, T], at full scale 1, and their rate in Hz.
 
     Raises:
-        DataError: there is no such file, or it is empty, cut short, no audio, or shorter than the stretch that was asked for; it names the file.
+        DataError: the file does not exist, or it is empty, cut short, no audio, or shorter than the stretch that was asked for; it names the file.
     """
     try:
         with soundfile.SoundFile(path) as file:
@@ -72,7 +72,7 @@ def read_audio(
         wanted = f"{frames} frames from frame {start} on" if frames is not None or start else "sound"
         raise DataError(Problem(os.fspath(path), f"is too short: it has {have}", expected=wanted))
     if not bool(torch.isfinite(samples.sum())):  # a float file may hold anything; the sum of a whole one is finite
-        raise DataError(Problem(os.fspath(path), "holds values that are not finite numbers"))
+        raise DataError(Problem(os.fspath(path), "contains values that are not finite numbers"))
     samples = samples.mean(0) if mono else samples
     if sample_rate is None or sample_rate == rate:
         return samples, rate
@@ -83,7 +83,7 @@ def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
     """Length, rate and channels from the header, without decoding.
 
     Raises:
-        DataError: there is no such file, or it is empty, cut short or no audio.
+        DataError: the file does not exist, or it is empty, cut short or no audio.
     """
     try:
         with soundfile.SoundFile(path) as file:
@@ -103,7 +103,7 @@ def list_audio(folder: str | os.PathLike[str], *, extensions: Sequence[str] = EX
     """The audio files below a folder, relative to it with "/" between folders, sorted folder by folder, then by name.
 
     Raises:
-        DataError: there is no such folder, or it cannot be read.
+        DataError: the folder does not exist, or it cannot be read.
     """
     found, waiting, wanted = list[tuple[str, str]](), [""], tuple(extensions)
     try:
@@ -133,7 +133,7 @@ def _stretch(path: str | os.PathLike[str], file: soundfile.SoundFile, start: int
     samples = torch.from_numpy(file.read(wanted, dtype="float32", always_2d=True)).t().contiguous()
     if samples.shape[1] < wanted:
         reason = f"is cut short: {start + samples.shape[1]} of the {file.frames} frames that its header promises"
-        raise DataError(Problem(os.fspath(path), reason, hint="leave the file out, or fetch it again"))
+        raise DataError(Problem(os.fspath(path), reason, hint="remove the file, or download it again"))
     return samples
 
 
@@ -149,7 +149,7 @@ def _require_whole(path: str | os.PathLike[str], form: str) -> None:
             if name == b"data":
                 if length not in _SIZE_UNKNOWN and place + 8 + length > size:
                     reason = f"is cut short: {size - place - 8} of the {length} bytes of sound that its header promises"
-                    raise DataError(Problem(os.fspath(path), reason, hint="leave the file out, or fetch it again"))
+                    raise DataError(Problem(os.fspath(path), reason, hint="remove the file, or download it again"))
                 return
             place += 8 + length + length % 2
 
@@ -159,7 +159,7 @@ def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileEr
     name = os.fspath(path)
     try:
         if not os.path.getsize(path):
-            raise DataError(Problem(name, "is empty", expected=_FORMATS, hint="leave the file out, or fetch it again"))
+            raise DataError(Problem(name, "is empty", expected=_FORMATS, hint="remove the file, or download it again"))
         with open(path, "rb"):
             pass
     except OSError as error:
@@ -176,8 +176,8 @@ def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileEr
         if other := another_kind(path, "recording"):
             raise DataError(Problem(name, f"is {other}, not a recording", expected=_FORMATS)) from None
         reason = "is not audio, or in a format that cannot be read" if refusal.code == _UNKNOWN_FORMAT else f"is a damaged file: {refusal.error_string}"
-        other = "torchcodec (pip install 'samewise[video]') with FFmpeg reads further formats, as M4A; or convert the file"
-        hint = other if refusal.code == _UNKNOWN_FORMAT else "fetch the file again"
+        other = "torchcodec (pip install 'samewise[video]') with FFmpeg reads further formats, such as M4A; or convert the file"
+        hint = other if refusal.code == _UNKNOWN_FORMAT else "download the file again"
         raise DataError(Problem(name, reason, expected=_FORMATS, hint=hint)) from None
 
 

@@ -29,7 +29,7 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
     An EXIF orientation is not applied, as torchvision's ImageFolder does not.
 
     Raises:
-        DataError: there is no such file, or it is cut short or no image; it names the file.
+        DataError: the file does not exist, or it is cut short or no image; it names the file.
     """
     try:
         with open(path, "rb") as handle:
@@ -43,8 +43,8 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
         if other := another_kind(path, "image"):
             raise DataError(Problem(os.fspath(path), f"is {other}, not an image", expected=expected)) from None
         # Pillow's message repeats the address of a buffer: nothing to a person
-        reason = "is no image, or a damaged one" if isinstance(error, Image.UnidentifiedImageError) else f"is a damaged image: {error}"
-        raise DataError(Problem(os.fspath(path), reason if raw else "is empty", expected=expected, hint="leave the file out, or fetch it again")) from None
+        reason = "is not an image, or is damaged" if isinstance(error, Image.UnidentifiedImageError) else f"is a damaged image: {error}"
+        raise DataError(Problem(os.fspath(path), reason if raw else "is empty", expected=expected, hint="remove the file, or download it again")) from None
 
 
 def decode(raw: bytes, *, mode: Mode = "rgb") -> Tensor:

@@ -58,9 +58,9 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         transform: Transform | None = None,
     ) -> None:
         if mode not in ("rgb", "gray"):
-            raise ConfigError(Problem("mode", "is no way to read an image", mode, "rgb or gray"))
+            raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb or gray"))
         if cache not in ("none", "memory"):
-            raise ConfigError(Problem("cache", "is no place to keep images", cache, "none or memory"))
+            raise ConfigError(Problem("cache", "is not a valid cache for images", cache, "none or memory"))
         self.classes = list(classes)
         self._folder = folder
         # One array instead of a million strings: a worker that only reads them would otherwise copy them all, reference count by reference count.
@@ -114,7 +114,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
                 image = self._read(index)
                 if image.shape != first.shape:
                     sizes = " and ".join(f"{width} x {height}" for _, height, width in (first.shape, image.shape))
-                    reason = f"images kept in memory must be of one size; there are {sizes}"
+                    reason = f"images cached in memory must have the same size, but there are {sizes}"
                     raise DataError(Problem(str(self.path(index)), reason, hint="set dataset.cache=none"))
                 kept[index] = image
 
@@ -148,7 +148,7 @@ def class_folders(folder: Path, *, of: str = "images") -> list[str]:
     """The folders in a folder, sorted: their places are the labels.
 
     Raises:
-        DataError: there is no such folder.
+        DataError: the folder does not exist.
     """
     try:
         with os.scandir(folder) as entries:
@@ -172,7 +172,7 @@ def check_classes(here: Path, classes: list[str], *, num_classes: int | None) ->
     """
     unknown = sorted(set(class_folders(here)) - set(classes))
     if unknown:
-        raise DataError(Problem(str(here), "has classes that the training split has not", unknown, f"some of: {', '.join(classes[:20])}"))
+        raise DataError(Problem(str(here), "has classes that the training split does not have", unknown, f"some of: {', '.join(classes[:20])}"))
     if num_classes is not None and len(classes) != num_classes:
         hint = f"set dataset.num_classes={len(classes)}" if classes else "set dataset.root=FOLDER"
         shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")

@@ -37,7 +37,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
 
     def __init__(self, folder: Path, *, mixture: str, sources: Sequence[str], sample_rate: int, seconds: float | None, data: str) -> None:
         if seconds is not None and seconds <= 0:
-            raise ConfigError(Problem("dataset.seconds", "is no length of time", seconds, "more than 0, or null for whole mixtures"))
+            raise ConfigError(Problem("dataset.seconds", "is not a valid duration", seconds, "more than 0, or null for whole mixtures"))
         self.sample_rate = sample_rate
         self._folder = folder
         self._mixture = mixture
@@ -78,7 +78,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         path = self._folder / part / name
         info = audio_info(path)
         if info.sample_rate != self.sample_rate:
-            raise DataError(Problem(str(path), "has another rate than the data set", info.sample_rate, f"{self.sample_rate} Hz", "set dataset.sample_rate"))
+            raise DataError(Problem(str(path), "has a different sample rate", info.sample_rate, f"{self.sample_rate} Hz", "set dataset.sample_rate"))
         return info
 
 
@@ -88,14 +88,14 @@ def _listed(folder: Path, mixture: str, sources: Sequence[str], data: str) -> li
     for name in (mixture, *sources):
         if not (folder / name).is_dir():
             raise DataError(
-                Problem(str(folder / name), f"this folder of {data} is not there", expected=f"{', '.join((mixture, *sources))} in {folder}", hint=hint)
+                Problem(str(folder / name), f"this folder of {data} was not found", expected=f"{', '.join((mixture, *sources))} in {folder}", hint=hint)
             )
     names = list_audio(folder / mixture, extensions=(".wav", ".flac"))
     if not names:
-        raise DataError(Problem(str(folder / mixture), "holds no mixtures", expected="WAV files", hint=hint))
+        raise DataError(Problem(str(folder / mixture), "contains no mixtures", expected="WAV files", hint=hint))
     for part in sources:
         missing = sorted(set(names) - set(list_audio(folder / part, extensions=(".wav", ".flac"))))
         if missing:
             shown = ", ".join(missing[:3]) + (f", and {len(missing) - 3} more" if len(missing) > 3 else "")
-            raise DataError(Problem(str(folder / part), f"parts of mixtures are missing: {shown}", hint="generate the data set again"))
+            raise DataError(Problem(str(folder / part), f"files of mixtures are missing: {shown}", hint="generate the data set again"))
     return names

@@ -55,9 +55,9 @@ class Recordings:
 
     def __init__(self, folder: Path, names: Sequence[str], *, sample_rate: int, cache: Cache = "none") -> None:
         if cache not in ("none", "memory"):
-            raise ConfigError(Problem("dataset.cache", "is no place to keep recordings", cache, "none or memory"))
+            raise ConfigError(Problem("dataset.cache", "is not a valid cache for recordings", cache, "none or memory"))
         if not names:
-            raise DataError(Problem(str(folder), "there are no recordings for this split", hint="set dataset.root=FOLDER"))
+            raise DataError(Problem(str(folder), "no recordings were found for this split", hint="set dataset.root=FOLDER"))
         self.folder = folder
         self.sample_rate = sample_rate
         self.names = Texts(names)
@@ -83,7 +83,7 @@ class Recordings:
             return int(self._ends[index + 1] - self._ends[index])
         frames = audio_info(self.path(index)).frames_at(self.sample_rate)
         if not frames:
-            raise DataError(Problem(str(self.path(index)), "holds no sound"))
+            raise DataError(Problem(str(self.path(index)), "contains no sound"))
         return frames
 
     def stretch(self, index: int, start: int = 0, frames: int | None = None) -> Tensor:

@@ -38,11 +38,11 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
             return make(root=folder, download=True)
     except (URLError, TimeoutError, ConnectionError) as error:
         reason = f"the data set could not be downloaded: {getattr(error, 'reason', error)}"
-        raise DataError(Problem(str(folder), reason, expected=expected, hint="put the files there yourself")) from None
+        raise DataError(Problem(str(folder), reason, expected=expected, hint="download the files by hand and put them there")) from None
     except RuntimeError as error:
         if download:
             raise DataError(Problem(str(folder), f"the data set could not be downloaded: {error}", expected=expected)) from None
-        hint = "set dataset.root=FOLDER to where they are, or dataset.download=true to fetch them"
+        hint = "set dataset.root=FOLDER to where they are, or dataset.download=true to download them"
         raise DataError(Problem(str(folder), "the data set's files are missing or altered", expected=expected, hint=hint)) from None
     except OSError as error:
         raise DataError(Problem(str(folder), f"cannot be used: {error.strerror or error}", expected="a folder that can be read and written")) from None
@@ -67,4 +67,4 @@ def check_split(split: str) -> None:
     """Raises ConfigError unless it is train, valid or test."""
     splits = ("train", "valid", "test")
     if split not in splits:
-        raise ConfigError(Problem("split", "there is no such split", split, "train, valid or test", nearest(split, splits)))
+        raise ConfigError(Problem("split", "unknown split", split, "train, valid or test", nearest(split, splits)))

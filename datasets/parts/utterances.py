@@ -31,7 +31,7 @@ class Spelling:
 
     def __init__(self, *, letters: str = LETTERS, lowercase: bool = True, ignore: str = "") -> None:
         if len(set(letters)) != len(letters) or not letters:
-            raise ConfigError(Problem("dataset.letters", "are not letters, each once", letters))
+            raise ConfigError(Problem("dataset.letters", "must be distinct letters", letters))
         self.letters = frozenset(letters)
         self._shown = letters
         self._lowercase = lowercase
@@ -48,7 +48,7 @@ class Spelling:
         unknown = next((letter for letter in text if letter not in self.letters), None)
         if unknown is not None:
             hint = f"add it to dataset.letters, or to dataset.ignore; the transcript is {_short(text)!r}"
-            raise DataError(Problem(where, f"its transcript has an unknown letter, {unicodedata.name(unknown, 'without a name')}", unknown, self._shown, hint))
+            raise DataError(Problem(where, f"the transcript has an unknown letter, {unicodedata.name(unknown, 'without a name')}", unknown, self._shown, hint))
         return text
 
 
@@ -121,7 +121,7 @@ def require_files(folder: Path, names: Sequence[str], *, listed_in: str) -> None
     missing = [name for name in names if not os.path.isfile(folder / name)]
     if missing:
         shown = ", ".join(missing[:3]) + (f", and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise DataError(Problem(str(folder), f"recordings are missing that {listed_in} lists: {shown}", hint="fetch the data set again"))
+        raise DataError(Problem(str(folder), f"recordings listed in {listed_in} are missing: {shown}", hint="download the data set again"))
 
 
 def _short(text: str, longest: int = 60) -> str:

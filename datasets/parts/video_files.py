@@ -28,14 +28,14 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
         choose: From the number of frames in the video to the numbers, from 0, of those wanted.
 
     Raises:
-        DataError: there is no such file, or it is empty, damaged or no video; it names the file.
+        DataError: the file does not exist, or it is empty, damaged or no video; it names the file.
         ConfigError: torchcodec or FFmpeg is not there.
     """
     name = os.fspath(path)
     decoder = require_torchcodec()
     try:
         if not os.path.getsize(path):
-            raise DataError(Problem(name, "is empty", expected="a video file", hint="leave the file out, or fetch it again"))
+            raise DataError(Problem(name, "is empty", expected="a video file", hint="remove the file, or download it again"))
         video = decoder(name, num_ffmpeg_threads=1, seek_mode="exact")
         frames = torch.tensor(choose(len(video)))
         # Decoding is forward from the keyframe before: each frame once, then repeated where it was asked for more than once.
@@ -46,8 +46,8 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
     except (RuntimeError, ValueError, IndexError) as error:
         if other := another_kind(path, "video"):
             raise DataError(Problem(name, f"is {other}, not a video", expected="a video file that FFmpeg decodes")) from None
-        reason = f"is no video, or a damaged one: {first_line(error)}"
-        raise DataError(Problem(name, reason, expected="a video file that FFmpeg decodes", hint="leave the file out, or fetch it again")) from None
+        reason = f"is not a video, or is damaged: {first_line(error)}"
+        raise DataError(Problem(name, reason, expected="a video file that FFmpeg decodes", hint="remove the file, or download it again")) from None
 
 
 def clip_frames(available: int, *, frames: int, stride: int, start: Callable[[int], int]) -> list[int]:
@@ -80,12 +80,12 @@ def require_torchcodec() -> Any:
         import torchcodec
         from torchcodec.decoders import VideoDecoder
     except ImportError:
-        raise ConfigError(Problem("dataset", "videos are read by torchcodec, which is not installed", hint=_INSTALL)) from None
+        raise ConfigError(Problem("dataset", "reading videos requires torchcodec, which is not installed", hint=_INSTALL)) from None
     except (OSError, RuntimeError):
-        reason = f"torchcodec cannot be loaded: it does not fit torch {torch.__version__}, or finds no FFmpeg"
+        reason = f"torchcodec cannot be loaded: it does not match torch {torch.__version__}, or cannot find FFmpeg"
         raise ConfigError(Problem("dataset", reason, hint=_INSTALL)) from None
     if not getattr(torchcodec, "ffmpeg_major_version", True):  # older ones could not be imported without it
-        raise ConfigError(Problem("dataset", "torchcodec finds no FFmpeg, by which it reads videos", hint=_INSTALL))
+        raise ConfigError(Problem("dataset", "torchcodec cannot find FFmpeg, which it needs to read videos", hint=_INSTALL))
     return VideoDecoder
 
 

@@ -19,6 +19,6 @@ class ChannelsBeforeTime(BatchTransform):
         if not isinstance(batch["image"], Tensor) or batch["image"].dim() != 5:
             form = list(batch["image"].shape) if isinstance(batch["image"], Tensor) else "clips that differ in size"
             raise ConfigError(
-                Problem("transforms", "ChannelsBeforeTime takes clips", form, "[batch, time, channels, height, width]", "transforms=images is for images")
+                Problem("transforms", "ChannelsBeforeTime requires clips", form, "[batch, time, channels, height, width]", "transforms=images is for images")
             )
         return mapped(batch, ("image",), lambda clips: clips.movedim(2, 1).contiguous())

@@ -83,7 +83,7 @@ class RandomShortestSide(BatchTransform):
         super().__init__()
         if not shortest or min(shortest) < 1 or longest < max(shortest):
             raise ConfigError(
-                Problem("transforms", "shortest and longest do not fit", {"shortest": list(shortest), "longest": longest}, "pixels, longest last")
+                Problem("transforms", "shortest and longest do not fit together", {"shortest": list(shortest), "longest": longest}, "pixels, longest last")
             )
         self.shortest = torch.tensor(list(shortest))
         self.longest = longest

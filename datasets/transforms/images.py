@@ -30,8 +30,8 @@ class ImageTransform(BatchTransform):
 
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if self.moves_pixels and "boxes" in batch:
-            name, hint = type(self).__name__, "samewise.datasets.transforms.detection has transforms that move both"
-            raise ConfigError(Problem("transforms", f"{name} would move the image, but not its boxes", hint=hint))
+            name, hint = type(self).__name__, "the transforms in samewise.datasets.transforms.detection move both"
+            raise ConfigError(Problem("transforms", f"{name} would move the image but not its boxes", hint=hint))
         return mapped(batch, self.keys, lambda images: self._changed(images, choices))
 
     def _changed(self, images: Tensor | list[Tensor], choices: dict[str, Tensor]) -> Tensor | list[Tensor]:

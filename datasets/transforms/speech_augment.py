@@ -69,7 +69,7 @@ class SpeedPerturbation(BatchTransform):
         super().__init__()
         self.factors = tuple(round(100 * factor) for factor in factors)
         if not self.factors or min(self.factors) < 1:
-            raise ConfigError(Problem("transforms", "factors are not speeds", list(factors), "numbers above 0, as [0.9, 1.0, 1.1]"))
+            raise ConfigError(Problem("transforms", "factors are not speeds", list(factors), "numbers above 0, such as [0.9, 1.0, 1.1]"))
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         return {"speed": torch.randint(len(self.factors), (size,))}

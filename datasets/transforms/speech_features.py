@@ -80,7 +80,9 @@ class _Mel(FrontEnd):
             if value < 1:
                 raise ConfigError(Problem(f"transforms.{name}", "must be at least 1", value))
         if not 0 <= f_min < highest <= sample_rate / 2:
-            raise ConfigError(Problem("transforms", "f_min and f_max are no range", [f_min, highest], f"rising, between 0 and {sample_rate / 2:g} Hz"))
+            raise ConfigError(
+                Problem("transforms", "f_min and f_max are not a valid range", [f_min, highest], f"ascending, between 0 and {sample_rate / 2:g} Hz")
+            )
         self.n_fft = n_fft
         self.hop_length = hop_length
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)

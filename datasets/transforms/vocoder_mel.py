@@ -60,7 +60,7 @@ class VocoderMel(BatchTransform):
         if kernel_size % 2 == 0:
             raise ConfigError(Problem("kernel_size", "must be odd, so that a sample has as many frames before as after it", kernel_size))
         if not 0 <= f_min < highest <= sample_rate / 2:
-            raise ConfigError(Problem("f_min", "f_min and f_max are no range", [f_min, highest], f"rising, between 0 and {sample_rate / 2:g} Hz"))
+            raise ConfigError(Problem("f_min", "f_min and f_max are not a valid range", [f_min, highest], f"ascending, between 0 and {sample_rate / 2:g} Hz"))
         needed = n_fft // 2 + kernel_size // 2 * hop_length
         if context < needed:
             raise ConfigError(Problem("context", "is too small for the windows", context, f"at least n_fft / 2 + (kernel_size // 2) * hop_length, {needed}"))
@@ -75,8 +75,8 @@ class VocoderMel(BatchTransform):
         waveform = batch["waveform"].to(torch.float32)
         samples = waveform.shape[1] - 2 * self.context
         if samples < 1 or samples % self.hop_length:
-            expected = f"a multiple of the hop, {self.hop_length}, as {max(1, samples // self.hop_length) * self.hop_length}"
-            raise ConfigError(Problem("dataset.samples", "the clips have no whole number of frames", samples, expected))
+            expected = f"a multiple of the hop, {self.hop_length}, such as {max(1, samples // self.hop_length) * self.hop_length}"
+            raise ConfigError(Problem("dataset.samples", "the clips do not contain a whole number of frames", samples, expected))
         frames = samples // self.hop_length + self.kernel_size - 1
         seen = waveform[:, self._before : self._before + (frames - 1) * self.hop_length + self.n_fft]
         return {**batch, "mel": self.mel(seen), "waveform": waveform[:, self.context : self.context + samples + 1]}

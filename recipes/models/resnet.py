@@ -86,7 +86,7 @@ def resnet_cifar(*, depth: int = 20, width: int = 16, shortcut: Shortcut = "A", 
         ConfigError: the depth is not 6 n + 2.
     """
     if depth < 8 or (depth - 2) % 6:
-        raise ConfigError(Problem("model.depth", "is no depth of a CIFAR ResNet", depth, "6 n + 2: 20, 32, 44, 56, 110, ..."))
+        raise ConfigError(Problem("model.depth", "is not a valid depth for a CIFAR ResNet", depth, "6 n + 2: 20, 32, 44, 56, 110, ..."))
     count = (depth - 2) // 6
     return SmallImageResNet(blocks=(count,) * 3, widths=(width, 2 * width, 4 * width), shortcut=shortcut, num_classes=num_classes, in_channels=in_channels)
 

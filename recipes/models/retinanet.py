@@ -137,7 +137,7 @@ def retinanet(
         detections_per_img: Kept after it.
 
     Raises:
-        ConfigError: there is no such backbone, or the choices contradict each other.
+        ConfigError: the backbone is unknown, or the choices contradict each other.
     """
     _check(backbone, norm, trainable_layers, weights or weights_backbone, stages)
     published = _weights("weights", f"retinanet_{backbone}_fpn" + ("" if version == 1 else "_v2"), weights)
@@ -191,11 +191,11 @@ def _check(backbone: str, norm: str, trainable_layers: int, weights_backbone: st
     if backbone not in BACKBONES:
         raise ConfigError(Problem("model.backbone", "is not a ResNet of torchvision", backbone, ", ".join(BACKBONES), nearest(backbone, BACKBONES)))
     if norm not in ("frozen_batch", "batch", "group"):
-        raise ConfigError(Problem("model.norm", "is no norm of the backbone", norm, "frozen_batch, batch or group"))
+        raise ConfigError(Problem("model.norm", "is not a valid norm for the backbone", norm, "frozen_batch, batch or group"))
     if not 0 <= trainable_layers <= 5:
         raise ConfigError(Problem("model.trainable_layers", "is not a number of layers", trainable_layers, "0 to 5"))
     if norm == "group" and (weights_backbone or trainable_layers < 5):
-        raise ConfigError(Problem("model.norm", "is for training from scratch: no pretrained weights have group norm", norm, "frozen_batch or batch"))
+        raise ConfigError(Problem("model.norm", "is only for training from scratch: no pretrained weights use group norm", norm, "frozen_batch or batch"))
     if not stages or list(stages) != sorted(set(stages)) or not 1 <= stages[0] <= stages[-1] <= 4:
         raise ConfigError(Problem("model.stages", "are not stages of a ResNet", list(stages), "some of 1, 2, 3, 4, ascending"))
 
@@ -205,8 +205,8 @@ def _weights(argument: str, model: str, name: str | None) -> Any:
         return None
     names = list(torchvision.models.get_model_weights(model).__members__) if model in torchvision.models.list_models() else []
     if name not in names:
-        hint = nearest(name, names) or "a local file is given as initialise.weights (with initialise.into=backbone.body for a backbone)"
-        raise ConfigError(Problem(f"model.{argument}", f"torchvision has no such weights of {model}", name, ", ".join(names), hint))
+        hint = nearest(name, names) or "for a local file, set initialise.weights (and initialise.into=backbone.body for a backbone)"
+        raise ConfigError(Problem(f"model.{argument}", f"torchvision does not have these weights for {model}", name, ", ".join(names), hint))
     return torchvision.models.get_model_weights(model)[name]
 
 
@@ -225,7 +225,9 @@ def _anchors(sizes: Sequence[Sequence[float]] | None, ratios: Sequence[float], *
     if sizes is None:
         sizes = [(base, int(base * 2 ** (1 / 3)), int(base * 2 ** (2 / 3))) for base in (32 * 2**level for level in range(levels))]
     if len(sizes) != levels or len({len(one) for one in sizes}) != 1:
-        raise ConfigError(Problem("model.anchor_sizes", "do not fit the pyramid", [list(one) for one in sizes], f"{levels} lists of equal length, one a level"))
+        raise ConfigError(
+            Problem("model.anchor_sizes", "do not fit the pyramid", [list(one) for one in sizes], f"{levels} lists of equal length, one per level")
+        )
     return AnchorGenerator(tuple(tuple(one) for one in sizes), (tuple(ratios),) * levels)
 
 
@@ -252,7 +254,7 @@ def _require_pretrained(body: nn.Module) -> None:
         raise ConfigError(
             Problem(
                 "model.weights_backbone",
-                "a part of the backbone is frozen, but has no pretrained weights: it would stay random",
+                "a frozen part of the backbone has no pretrained weights: it would stay random",
                 expected="model.weights_backbone=IMAGENET1K_V1, or a local file in initialise.weights with initialise.into=backbone.body",
                 hint="to train from scratch: model.norm=batch model.trainable_layers=5",
             )

@@ -23,7 +23,7 @@ def speak(model: nn.Module, mel: Tensor, drawn: Callable[[Tensor], Tensor]) -> T
         drawn: From outputs float32[B, n_classes] to the next sample float32[B].
     """
     if not isinstance(model, WaveRNN):
-        raise ConfigError(Problem("model", "cannot speak sample by sample", type(model).__name__, "torchaudio.models.WaveRNN"))
+        raise ConfigError(Problem("model", "cannot generate sample by sample", type(model).__name__, "torchaudio.models.WaveRNN"))
     with torch.autocast(mel.device.type, enabled=False):
         spectrum, aux = model.upsample(mel.float())
         first, second, third, fourth = aux.permute(2, 0, 1).split(model.n_aux, dim=2)[:4]

@@ -42,7 +42,7 @@ class MuLaw(Amplitudes):
 
     def __init__(self, *, n_classes: int = 256) -> None:
         if n_classes < 2:
-            raise ConfigError(Problem("recipe.n_classes", "are too few for mu-law steps", n_classes, "256 for 8 bits"))
+            raise ConfigError(Problem("recipe.n_classes", "is too small for mu-law encoding", n_classes, "256 for 8 bits"))
         self.n_classes = n_classes
 
     def labels(self, waveform: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class LogisticMixture(Amplitudes):
 
     def __init__(self, *, n_classes: int = 30, levels: int = 65536, smallest_log_scale: float = -12.0) -> None:
         if n_classes < 3 or n_classes % 3:
-            raise ConfigError(Problem("recipe.n_classes", "are no mixture of logistics", n_classes, "three for each component: 30 for ten"))
+            raise ConfigError(Problem("recipe.n_classes", "does not fit a mixture of logistics", n_classes, "three for each component: 30 for ten"))
         if levels < 2:
             raise ConfigError(Problem("recipe.levels", "must be at least 2", levels))
         self.n_classes = n_classes

@@ -89,10 +89,10 @@ def beam_decoder(
     """
     if importlib.util.find_spec("flashlight") is None:
         hint = "pip install 'samewise[beam]', or set recipe.decoder=greedy"
-        raise ConfigError(Problem("recipe.decoder", "the package flashlight-text, which searches with beams, is not installed", "beam", hint=hint))
+        raise ConfigError(Problem("recipe.decoder", "beam search requires the package flashlight-text, which is not installed", "beam", hint=hint))
     for name, file in (("lexicon", lexicon), ("language_model", language_model)):
         if file is not None and not Path(file).is_file():
-            raise ConfigError(Problem(f"recipe.beam.{name}", "there is no such file", file))
+            raise ConfigError(Problem(f"recipe.beam.{name}", "the file does not exist", file))
     if language_model is not None and importlib.util.find_spec("kenlm") is None:
         raise ConfigError(Problem("recipe.beam.language_model", "the package kenlm is not installed", language_model, hint="pip install kenlm"))
     from torchaudio.models.decoder import ctc_decoder

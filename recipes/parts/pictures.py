@@ -133,10 +133,10 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
 
 
 def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
-    """Write one line a class: its images, how many were right, and the class it was most often taken for."""
+    """Write one line a class: its images, how many were right, and the class it was most often mistaken for."""
     with open(path, "w", newline="") as handle:
         table = csv.writer(handle)
-        table.writerow(["class", "images", "right", "accuracy", "most often taken for", "times"])
+        table.writerow(["class", "images", "right", "accuracy", "most often mistaken for", "times"])
         for number, row in enumerate(confusion.tolist()):
             images, right = sum(row), row[number]
             others = [0 if other == number else times for other, times in enumerate(row)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _EPS = 1e-8
-"""Keeps silence finite: a squared sum this small counts as nought."""
+"""Keeps silence finite: a squared sum this small counts as zero."""
 
 
 def si_sdr(estimate: Tensor, reference: Tensor, inside: Tensor) -> Tensor:

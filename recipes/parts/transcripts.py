@@ -134,7 +134,7 @@ del, ins {{ text-decoration: none; }}
 del {{ background: #ffd9d9; }}
 ins {{ background: #d9e8ff; }}
 </style></head><body><h1>{heading}</h1>
-<p>Above what was said, below what was understood. Red was missed or mistaken, blue was put in its place.</p>
+<p>Top: what was said; bottom: what was recognised. Red: missed or wrong; blue: recognised instead.</p>
 <table><tr><th>recording</th><th>edits</th><th>texts</th></tr>
 {rows}
 </table></body></html>

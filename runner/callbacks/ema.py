@@ -44,11 +44,11 @@ class ExponentialMovingAverage(Callback):
         if every_steps < 1:
             raise ConfigError(Problem("callbacks.ema.every_steps", "must be at least 1", every_steps))
         if rescale and decay is None:
-            raise ConfigError(Problem("callbacks.ema.rescale", "rescales a decay, and there is none", rescale, "false, or a decay"))
+            raise ConfigError(Problem("callbacks.ema.rescale", "needs a decay to rescale", rescale, "false, or set callbacks.ema.decay"))
         if horizon is not None and not 0.0 < horizon < 1.0:
-            raise ConfigError(Problem("callbacks.ema.horizon", "is no share of the steps", horizon, "a number between 0 and 1, such as 0.05"))
+            raise ConfigError(Problem("callbacks.ema.horizon", "is not a valid share of the steps", horizon, "a number between 0 and 1, such as 0.05"))
         if horizon is not None and decay is not None:
-            raise ConfigError(Problem("callbacks.ema.horizon", "holds where there is no decay, and there is one", horizon, "one of the two"))
+            raise ConfigError(Problem("callbacks.ema.horizon", "has no effect together with a decay", horizon, "a horizon or a decay, not both"))
         self._decay = decay
         self._every = every_steps
         self._rescale = rescale
@@ -83,12 +83,12 @@ class ExponentialMovingAverage(Callback):
     def _cautions(self, steps: int) -> list[Problem]:
         """What there is to say of an average that hardly leaves the initial weights in so many steps."""
         if self._every > steps:
-            return [Problem("callbacks.ema.every_steps", f"the run has {steps} steps: the average stays the initial weights", self._every)]
+            return [Problem("callbacks.ema.every_steps", f"the run has {steps} steps: the average would keep the initial weights", self._every)]
         horizon = self._every / self._alpha if self._alpha else math.inf
         if self._decay is None or horizon <= steps:
             return []
-        words = f"the average reaches back over {horizon:,.0f} steps, and the run has {steps:,}: it stays near the initial weights"
-        return [Problem("callbacks.ema.decay", words, self._decay, hint="callbacks.ema.decay=null callbacks.ema.rescale=false follows the number of steps")]
+        words = f"the average spans about {horizon:,.0f} steps, but the run has only {steps:,}: it stays close to the initial weights"
+        return [Problem("callbacks.ema.decay", words, self._decay, hint="callbacks.ema.decay=null callbacks.ema.rescale=false adapts to the number of steps")]
 
     def models(self) -> Mapping[str, nn.Module]:
         return {"ema": self._averaged}

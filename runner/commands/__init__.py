@@ -26,8 +26,8 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def add_project(parser: argparse.ArgumentParser) -> None:
     """Where the user's own project lies, beside what its pyproject.toml says."""
-    parser.add_argument("--package", action="append", default=[], metavar="NAME", help="a package of your own that configs may name (may be repeated)")
-    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="a config folder of your own (may be repeated)")
+    parser.add_argument("--package", action="append", default=[], metavar="NAME", help="a package of yours whose classes configs may name (may be repeated)")
+    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="a config folder of yours (may be repeated)")
 
 
 def project_from(args: argparse.Namespace) -> Project:

@@ -10,7 +10,7 @@ from samewise.runner.commands import add_overrides, composed_from
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
-    parser.add_argument("--static", action="store_true", help="only read: build no part, load no data")
+    parser.add_argument("--static", action="store_true", help="only read the config: build nothing, load no data")
     parser.add_argument("--json", action="store_true", help="print {name, fingerprint, problems, notes} as JSON")
     parser.epilog = """\
 examples:
@@ -44,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
         return ConfigError.exit_code if found else 0
     if found:
         raise ConfigError(*found)
-    print("\n  ".join([f"nothing wrong with {composed.name} ({composed.fingerprint[:12]})", *notes]))
+    print("\n  ".join([f"no problems found in {composed.name} ({composed.fingerprint[:12]})", *notes]))
     return 0

@@ -14,7 +14,7 @@ OVERRIDES = ("train", "check", "show")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="the shell that is to complete")
+    parser.add_argument("shell", choices=SHELLS, help="the shell to complete commands in")
     parser.epilog = """\
 examples:
   eval "$(samewise completion bash)"                    in ~/.bashrc

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("first", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
     parser.add_argument("second", metavar="RUN")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
@@ -69,12 +69,12 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {name:<24} {_number(one)} | {_number(two)}" + ("" if one == two else "   differs"))
     parts = found["parts"]
     if not found["steps"]:
-        print("trace:       no step is in both")
+        print("trace:       no steps in common")
     elif parts is None:
         print(f"trace:       the same bits in all {found['steps']} common steps")
     else:
         layer = f"; first in {parts['layer']}" if parts["layer"] else ""
-        print(f"trace:       parts at step {parts['step']}: {parts['reason']}{layer}")
+        print(f"trace:       diverges at step {parts['step']}: {parts['reason']}{layer}")
 
 
 def _number(value: float | None) -> str:

@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("what", nargs="+", metavar="FILE|RUN", help="a file written by torch.save, a checkpoint's folder, or a run")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
@@ -61,5 +61,5 @@ def _state_in(path: Path) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(value.get(name), dict):
             value = value[name]
     if not isinstance(value, dict) or not all(isinstance(item, torch.Tensor) for item in value.values()):
-        raise ConfigError(Problem(str(path), "holds no state_dict", expected="names with tensors"))
+        raise ConfigError(Problem(str(path), "contains no state_dict", expected="names with tensors"))
     return value

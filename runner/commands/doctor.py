@@ -19,7 +19,7 @@ EXAMPLES = """examples:
   samewise doctor
   samewise doctor --run-root /data/runs --json
 
-exit codes: 0 fit (perhaps with remarks); 1 something must be mended first
+exit codes: 0 ready to train (perhaps with remarks); 1 something must be fixed first
 """
 
 

@@ -10,7 +10,7 @@ from typing import Any
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
   samewise eval 3f2a --split test --checkpoint last
-  samewise eval 3f2a --weights ema                     only the moving average, with its pictures
+  samewise eval 3f2a --weights ema                     only the moving average of the weights, with pictures
   samewise eval 3f2a --checkpoint 400 dataset.root=/data/other --json
 """
 
@@ -18,12 +18,16 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values of the run's config to change")
-    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which one (default: best)")
-    parser.add_argument("--weights", metavar="NAME", help="only those that a callback keeps, as ema, and their pictures (default: all, and the trained ones')")
-    parser.add_argument("--split", default="valid", choices=("train", "valid", "test"), help="which split (default: valid)")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where pictures go (default: RUN/eval/SPLIT-STEP, -NAME with --weights)")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
+    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which checkpoint to use (default: best)")
+    parser.add_argument(
+        "--weights", metavar="NAME", help="evaluate only the weights kept by this callback, such as ema (default: all; pictures of the trained weights)"
+    )
+    parser.add_argument("--split", default="valid", choices=("train", "valid", "test"), help="which split to evaluate on (default: valid)")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", help="where to write pictures (default: RUN/eval/SPLIT-STEP, with -NAME added for --weights)"
+    )
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
@@ -59,7 +63,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     run = build(composed, project.find(), folder, alone=True)
     sources.warn_of_changes(folder)
     if args.split not in run.splits:
-        raise ConfigError(Problem(f"dataset.{args.split}", "this data set has no such split", hint="one of: " + ", ".join(run.splits)))
+        raise ConfigError(Problem(f"dataset.{args.split}", "this data set does not have that split", hint="one of: " + ", ".join(run.splits)))
     restore(run, state)
     models, drawn = evaluated_models(run), f"{args.weights}/" if args.weights else ""
     if args.weights:

@@ -12,7 +12,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("group", nargs="?", help="a group, as `optimizer` or `experiment`; none: all groups")
+    parser.add_argument("group", nargs="?", help="a group, such as `optimizer` or `experiment` (default: list all groups)")
     add_project(parser)
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.epilog = """\
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.group in groups:
         rows = choices_of(args.group, project=project)
     else:
-        raise ConfigError(Problem("", "there is no such group", args.group, "a group that `samewise list` shows", nearest(args.group, groups)))
+        raise ConfigError(Problem("", "unknown group", args.group, "one of the groups that `samewise list` shows", nearest(args.group, groups)))
     print(json.dumps(rows, indent=2) if args.json else _table(rows))
     return 0
 

@@ -16,9 +16,9 @@ _LINES = 10
 """Items of a list that are shown on the terminal."""
 
 EXAMPLES = """examples:
-  samewise predict 3f2a digit.png                       the classes that an image may show
-  samewise predict 3f2a street.jpg --weights ema        what is where, by the moving average of the weights
-  samewise predict 3f2a meeting.wav --output separated  a file for each speaker
+  samewise predict 3f2a digit.png                       the most likely classes of an image
+  samewise predict 3f2a street.jpg --weights ema        which objects are where, using the moving average of the weights
+  samewise predict 3f2a meeting.wav --output separated  one file per speaker
   samewise predict 3f2a *.wav --checkpoint last device=cpu --json
 """
 
@@ -26,12 +26,12 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="images, videos or audio files; also KEY=VALUE: values of the run's config to change")
-    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which one (default: best)")
-    parser.add_argument("--weights", metavar="NAME", help="those that a callback keeps, as ema (default: the trained ones)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where pictures and sounds go (default: RUN/predictions)")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each file")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="images, videos or audio files; also KEY=VALUE: values to change in the run's config")
+    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which checkpoint to use (default: best)")
+    parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write pictures and sounds (default: RUN/predictions)")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     files, overrides = _apart(args.files)
     if not files:
-        raise ConfigError(Problem("FILE", "no file to predict from is given", expected="images, videos or audio files"))
+        raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.config_of(folder, overrides)
     prepare(composed.cfg.reproducibility)

@@ -25,13 +25,13 @@ EXAMPLES = """examples:
   samewise report 1a2b --json | jq .effects           for programs
   samewise report 1a2b --no-mlflow                    leave MLflow as it is
 
-A sweep that is not done yet is reported as far as it is. Its runs in MLflow carry the tag `sweep`; the report goes into the experiment `... reports` beside."""
+An unfinished sweep is reported as far as it has got. Its runs in MLflow carry the tag `sweep`; the report goes into the experiment `... reports` beside it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("sweep", metavar="SWEEP", help="a sweep's id or the start of it, or its folder; `samewise sweep --status` lists them")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where sweeps are looked for by their id (default: runs)")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--no-mlflow", action="store_true", help="do not log the report to MLflow")
     parser.add_argument("--json", action="store_true", help="print settings, effects, cost and points as JSON")
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     folder = find(args.sweep, run_root=args.run_root)
     found = current_results(folder)
     if not found:
-        raise ConfigError(Problem(folder.id, "has no points yet: there is nothing to report", hint=f"samewise sweep --status {folder.id}"))
+        raise ConfigError(Problem(folder.id, "has no points yet, so there is nothing to report", hint=f"samewise sweep --status {folder.id}"))
     known, spent = effects(found), cost(folder, found)
     objectives: Mapping[str, str] | None = folder.facts["sweeper"].get("objectives")
     files = {

@@ -11,7 +11,7 @@ from samewise.runner.commands import add_overrides, composed_from
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
-    parser.add_argument("--origin", action="store_true", help="say beside each value which file or override it comes from")
+    parser.add_argument("--origin", action="store_true", help="show which file or override each value comes from")
     parser.add_argument("--json", action="store_true", help="print name, fingerprint, folder, choices, config (and origins) as JSON")
     parser.epilog = """\
 examples:

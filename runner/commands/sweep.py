@@ -28,11 +28,11 @@ EXAMPLES = """examples:
   samewise sweep experiment=resnet18_digits 'optimizer.lr=tag(log,interval(1e-3,1))' sweeper=random sweeper.trials=30
   samewise sweep experiment=resnet18_digits,resnet_cifar10 launcher.jobs=2
   samewise sweep --status                      all sweeps; with a sweep's id, its points
-  samewise sweep resnet18_digits-1a2b3c4d      go on with it, as the same command would
+  samewise sweep resnet18_digits-1a2b3c4d      resume it, as running the same command again would
   samewise sweep resnet18_digits-1a2b3c4d --retry-failed
   samewise sweep resnet18_digits-1a2b3c4d --cancel
 
-The same command again goes on with the same sweep: what is finished is not run again, what was killed resumes."""
+Running the same command again resumes the same sweep: finished runs are not run again, and killed ones resume."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,13 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     add_overrides(parser)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--status", action="store_true", help="how far it is; without anything else, all sweeps")
-    what.add_argument("--cancel", action="store_true", help="have its jobs save and stop, and start no more")
-    what.add_argument("--list", action="store_true", help="compose and check its points, and print them; start none")
-    parser.add_argument("--retry-failed", action="store_true", help="run those that failed again, too")
-    parser.add_argument("--wait", action="store_true", help="stay until the jobs have ended, where the launcher could do without")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where sweeps are looked for by their id (default: runs)")
-    parser.add_argument("--json", action="store_true", help="print the points and what became of them as JSON")
+    what.add_argument("--status", action="store_true", help="show the progress of the sweep, or of all sweeps if none is named")
+    what.add_argument("--cancel", action="store_true", help="make its jobs save and stop, and start no more")
+    what.add_argument("--list", action="store_true", help="compose, check and print its points without starting any")
+    parser.add_argument("--retry-failed", action="store_true", help="also run failed points again")
+    parser.add_argument("--wait", action="store_true", help="stay until the jobs have ended, even if the launcher does not need it")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print the points and their results as JSON")
     parser.epilog = EXAMPLES
 
 
@@ -90,7 +90,7 @@ def start(args: argparse.Namespace) -> int:
             watcher.say(f"{folder.id}: {f'{total} points, ' if total is not None else ''}{todo} to run; {folder.path}")
             if launcher.detached and not wait:
                 count = sweep.submit()
-                watcher.say(f"{count} jobs submitted; `samewise sweep --status {folder.path}` shows how far they are")
+                watcher.say(f"{count} jobs submitted; `samewise sweep --status {folder.path}` shows their progress")
                 return 0
             with watcher:
                 sweep.run()
@@ -127,7 +127,7 @@ def _named(args: argparse.Namespace) -> SweepFolder:
 
 
 def _unnamed() -> ConfigError:
-    return ConfigError(Problem("SWEEP", "which sweep?", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
+    return ConfigError(Problem("SWEEP", "no sweep was named", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
 
 
 def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:
@@ -152,7 +152,7 @@ def _parts(shared: Composed, project: Project) -> tuple[Any, Launcher]:
     for path, kind in (("sweeper", Sweeper), ("launcher", Launcher)):
         part = instantiate(shared.cfg[path], path, allowed=project.packages)
         if not isinstance(part, kind):
-            raise ConfigError(Problem(path, f"is no {kind.__name__}", str(type(part).__name__), hint=f"`samewise list {path}` shows the choices"))
+            raise ConfigError(Problem(path, f"is not a {kind.__name__}", str(type(part).__name__), hint=f"`samewise list {path}` shows the choices"))
         found.append(part)
     return found[0], found[1]
 
@@ -180,12 +180,14 @@ def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, p
     from samewise.runner.sweep.soundness import require_sound
 
     if not sweeper.listed:
-        raise ConfigError(Problem("sweeper", "learns from what has been tried: its points cannot be listed", type(sweeper).__name__, hint="sweeper=grid"))
+        raise ConfigError(
+            Problem("sweeper", "chooses points by the results so far, so they cannot be listed in advance", type(sweeper).__name__, hint="sweeper=grid")
+        )
     made = composed_points(list(sweeper.settings()), space, folder, composer, first=0)
     require_sound(made, project, elsewhere=elsewhere)
     for one in made:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
-    print(f"{len(made)} points, nothing wrong with any", file=sys.stderr)
+    print(f"{len(made)} points, no problems found", file=sys.stderr)
     return 0
 
 
@@ -228,14 +230,16 @@ def _cancel(folder: SweepFolder) -> int:
     if held is not None:
         pid, host = held
         if host != socket.gethostname():
-            raise ConfigError(Problem(folder.id, f"is run by process {pid} on {host}", hint=f"give the same command there, or on {host}: kill {pid}"))
+            raise ConfigError(
+                Problem(folder.id, f"is being run by process {pid} on {host}", hint=f"run the same command on that machine, or `kill {pid}` on {host}")
+            )
         os.kill(pid, signal.SIGTERM)
-        print(f"process {pid} was told to stop: its jobs finish their step and save")
+        print(f"process {pid} was told to stop: its jobs will finish their step and save")
     elif launcher.detached and (live := _live(folder, launcher)):
         launcher.cancel(live)
-        print(f"{len(live)} job{'s' * (len(live) > 1)} told to stop: those that run finish their step and save")
+        print(f"{len(live)} job{'s' * (len(live) > 1)} told to stop: running jobs will finish their step and save")
     else:
-        print(f"nothing of {folder.id} is running")
+        print(f"no job of {folder.id} is running")
     return 0
 
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   samewise sync                                    every run below runs/
-  samewise sync 3f2a                               one run, by the start of its fingerprint
-  samewise sync --run-root /mnt/cluster/runs       runs that lie elsewhere
-  samewise sync --uri http://tracking:5000         into another store, from the beginning
+  samewise sync 3f2a                               one run, given by the start of its fingerprint
+  samewise sync --run-root /mnt/cluster/runs       runs in another folder
+  samewise sync --uri http://tracking:5000         to another store, from the beginning
 
-What MLflow has already is not sent again. A run that is still training is left to its own sender.
-Exit codes: 0 everything is in MLflow, 1 something could not be sent, 2 no such run or no such store."""
+What MLflow already has is not sent again. Runs that are still training are left to their own sender.
+Exit codes: 0 everything is in MLflow, 1 something could not be sent, 2 the run or the store was not found."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SyncResult:
         if self.state == "in_progress":
             return f"{self.run}: in progress; its own sender sends it"
         if self.state == "ending":
-            return f"{self.run}: training has ended, and its own sender still tries to send it; give the command again when that has ended"
+            return f"{self.run}: training has ended, and its own sender is still sending it; run the command again when that has finished"
         if self.state == "disabled":
             return f"{self.run}: tracking.enabled is false"
         return f"{self.run}: could not be sent: {self.error}"
@@ -51,10 +51,10 @@ class SyncResult:
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.epilog = EXAMPLES
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id; none: every run")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
-    parser.add_argument("--uri", help="another store than the run's own")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a run")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id (default: every run)")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument("--uri", help="a store other than the run's own")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(saved.below(args.run_root))
     if not folders:
-        raise ConfigError(Problem("--run-root", "there are no runs", str(args.run_root), "a folder with runs", "samewise train experiment=resnet18_digits"))
+        raise ConfigError(Problem("--run-root", "no runs were found", str(args.run_root), "a folder with runs", "samewise train experiment=resnet18_digits"))
     prepare_environment()
     failed = False
     for folder in folders:
@@ -117,7 +117,12 @@ def _settings(folder: RunFolder, uri: str | None) -> dict[str, Any]:
     file = sqlite_file(settings["uri"])
     if file is not None and not file.parent.is_dir():
         raise ConfigError(
-            Problem(str(folder.path), "its store's folder is gone", str(file), hint=f"name the store: --uri sqlite:///{_run_root(folder)}/mlflow.db")
+            Problem(
+                str(folder.path),
+                "its store's folder no longer exists",
+                str(file),
+                hint=f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
+            )
         )
     return settings
 

@@ -13,7 +13,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
     add_overrides(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep, as `samewise sweep`; several values (a=1,2) make one by themselves")
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="run a sweep, like `samewise sweep`; several values (a=1,2) start one without this option"
+    )
     parser.epilog = """\
 examples:
   samewise train experiment=resnet18_digits
@@ -21,18 +23,18 @@ examples:
   samewise train model=resnet50 dataset=cifar10 optimizer=adamw batch_size=128 seed=1
   samewise train experiment=resnet18_digits debug=tiny
 
-the keys most used:
-  experiment=NAME            a whole recipe; `samewise list experiment` shows them
-  seed=0                     the key of all randomness
+commonly used keys:
+  experiment=NAME            a complete experiment; `samewise list experiment` shows them all
+  seed=0                     the seed of all randomness
   max_epochs=10 max_steps=N  how long to train
-  batch_size=64              samples an optimizer step sees
-  accumulate=4               the same batch in four smaller pieces, for less memory
+  batch_size=64              samples per optimizer step
+  accumulate=4               process the batch in four smaller pieces, to save memory
   optimizer=sgd optimizer.lr=0.1 scheduler=cosine
   device=cuda precision=bf16
   loader.num_workers=4       the same bits with any number
   run_root=runs              where runs are kept
 
-The same command again resumes a run that was stopped, and reports one that is done."""
+Running the same command again resumes a run that was stopped, and reports one that is finished."""
 
 
 def run(args: argparse.Namespace) -> int:

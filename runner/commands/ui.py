@@ -20,11 +20,11 @@ from samewise.runner.errors import ConfigError, Problem, SamewiseError
 
 EXAMPLES = """examples:
   samewise ui                                    the store in runs/mlflow.db
-  samewise ui --port 5001 --open                 at a port of your choice, and in the browser
+  samewise ui --port 5001 --open                 on this port, and open the browser
   samewise ui --run-root /mnt/cluster/runs
   samewise ui --uri postgresql+psycopg2://me@db/mlflow
 
-Over SSH: ssh -L 5000:127.0.0.1:5000 MACHINE, then open the address here. Ctrl-C ends it."""
+Over SSH: ssh -L 5000:127.0.0.1:5000 MACHINE, then open the address on this machine. Ctrl-C stops the UI."""
 
 _HOST = "127.0.0.1"
 _USUAL_PORT = 5000
@@ -35,7 +35,7 @@ _MAKE_ONE = "samewise train experiment=resnet18_digits"
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.epilog = EXAMPLES
-    parser.add_argument("--port", type=int, help=f"default: {_USUAL_PORT}, or a free one where that is taken")
+    parser.add_argument("--port", type=int, help=f"default: {_USUAL_PORT}, or a free port if that is taken")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--run-root", type=Path, default=Path("runs"), help="the folder whose mlflow.db is shown (default: runs)")
     where.add_argument("--uri", help="another store: sqlite:///FILE, or a database")
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     server = subprocess.Popen(_command(uri, port), env=_environment(), start_new_session=True, stdout=subprocess.DEVNULL, stderr=said)
     try:
         address = f"http://{_HOST}:{port}"
-        print("MLflow is starting, which takes some seconds", file=sys.stderr, flush=True)
+        print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
         _wait_for(server, address, said)
-        print(f"MLflow UI: {address}   (Ctrl-C ends it)", flush=True)
+        print(f"MLflow UI: {address}   (press Ctrl-C to stop)", flush=True)
         if args.open:
             webbrowser.open(address)
         _until_asked(server)
@@ -89,12 +89,12 @@ def _require_store(uri: str) -> None:
 
     file = sqlite_file(uri)
     if file is not None and not (file.is_file() and file.stat().st_size):
-        raise ConfigError(Problem("--run-root", "there is no MLflow store here yet", str(file), "a store that a training run made", _MAKE_ONE))
+        raise ConfigError(Problem("--run-root", "there is no MLflow store here yet", str(file), "a store made by a training run", _MAKE_ONE))
 
 
 def _port(asked: int | None) -> int:
     if asked is not None and not 0 < asked < 65536:
-        raise ConfigError(Problem("--port", "is no port number", asked, "1 to 65535"))
+        raise ConfigError(Problem("--port", "is not a valid port number", asked, "1 to 65535"))
     for port in (asked,) if asked is not None else (_USUAL_PORT, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,7 +103,7 @@ def _port(asked: int | None) -> int:
             except OSError:
                 continue
             return probe.getsockname()[1]
-    raise ConfigError(Problem("--port", "the port is taken", asked, "a free one", "leave out --port, and a free one is taken"))
+    raise ConfigError(Problem("--port", "the port is taken", asked, "a free port", "leave out --port to use any free port"))
 
 
 def _command(uri: str, port: int) -> list[str]:
@@ -131,7 +131,9 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> N
             time.sleep(0.1)
     said.seek(0)
     sys.stderr.write(said.read())
-    raise SamewiseError(Problem("samewise ui", "the MLflow server did not start; it says why above", hint="try another --port, or `mlflow server` by hand"))
+    raise SamewiseError(
+        Problem("samewise ui", "the MLflow server did not start; see its messages above", hint="try another --port, or `mlflow server` by hand")
+    )
 
 
 def _until_asked(server: subprocess.Popen[bytes]) -> None:

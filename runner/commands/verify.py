@@ -12,19 +12,19 @@ EXAMPLES = """examples:
   samewise verify runs/resnet18_digits/3f2a9c81d0b4        train it all again and compare every step
   samewise verify 3f2a --steps 50                          the first 50 steps
   samewise verify 3f2a loader.num_workers=3                with three workers: the same bits
-  samewise verify 3f2a seed=1                              another seed: parts at step 1
+  samewise verify 3f2a seed=1                              another seed: diverges at step 1
 
-exit codes: 0 the same bits; 1 they part, or the environments cannot be compared; 2 the input was wrong
+exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values of the run's config to change")
-    parser.add_argument("--steps", type=int, help="compare so many steps (default: all)")
-    parser.add_argument("--anyway", action="store_true", help="train and compare even where the environment would give other bits")
-    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs are looked for (default: runs)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
+    parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
+    parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
@@ -59,7 +59,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
 
     comparison = Comparison(folder, steps=args.steps)
     if not comparison.wanted:
-        raise ConfigError(Problem(str(folder.trace), "there is no trace to compare with", hint="train with trace.every_steps=1"))
+        raise ConfigError(Problem(str(folder.trace), "the run has no trace to compare with", hint="train with trace.every_steps=1"))
     partings = checkpoint_partings(folder)
     said = [str(parting) for parting in partings]
     unlike = (
@@ -72,7 +72,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
         said += [f"the code differs: {line}" for line in sources.changed(folder)]
         foreign = environment.differences(read_json(folder.environment) or {}, again.environment)
         if foreign and not args.anyway:
-            said += ["not comparable: the environment decides bits, and " + "; ".join(foreign), "`--anyway` compares all the same"]
+            said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "use `--anyway` to compare them nevertheless"]
             return {"same": False, "comparable": False, "run": str(folder.path), "compared": 0, "parts": None, "said": said}
         again.callbacks.pop("throughput", None)
         again.callbacks["verify"] = comparison
@@ -80,7 +80,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
             fit(again)
         except Parted as parted:
             partings.append(parted.parting)
-            said.append(f"parts at {parted.parting}")
+            said.append(f"diverges at {parted.parting}")
         else:
             digest = (read_json(folder.summary) or {}).get("weights_sha256")
             said.append(f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, comparison))

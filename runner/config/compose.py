@@ -118,7 +118,7 @@ def load(path: Path) -> Composed:
     """Read a run's saved config again, with its types.
 
     Raises:
-        ConfigError: there is no such file, or it is not a config.
+        ConfigError: the file does not exist, or it is not a config.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -228,12 +228,12 @@ def group_summaries(project: Project) -> dict[str, str]:
 
 
 GROUPS = {
-    "experiment": "Whole recipes, each with the result to expect.",
-    "debug": "Any experiment made small.",
+    "experiment": "Complete experiments, each with the result to expect.",
+    "debug": "Any experiment, reduced in size.",
     "debug/sizes": "What debug=tiny sets for each recipe.",
     "checkpoint": "When checkpoints are written and which are kept.",
     "tracking": "Where metrics, configs and pictures go.",
-    "reproducibility": "Determinism, and what is done where it cannot be had.",
+    "reproducibility": "Determinism, and what to do where it is not possible.",
 }
 """Groups that are no key of the schema, or whose key has its description elsewhere."""
 

@@ -77,7 +77,7 @@ def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any
             return _build(mapping, path, allowed, extra)
         assert not extra, f"{path} has no _target_ to take {sorted(extra)}"
         return {key: instantiate(part, f"{path}.{key}", allowed=allowed) for key, part in mapping.items()}
-    assert not extra, f"{path} is no component, it cannot take {sorted(extra)}"
+    assert not extra, f"{path} is not a component, so it cannot take {sorted(extra)}"
     if isinstance(value, list | tuple):
         return [instantiate(part, f"{path}.{index}", allowed=allowed) for index, part in enumerate(cast(Sequence[Any], value))]
     return value
@@ -129,12 +129,12 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
         allowed: Packages that it may name beside `ALLOWED`.
 
     Raises:
-        ConfigError: it is not allowed, does not exist, or is no component.
+        ConfigError: it is not allowed, does not exist, or is not a component.
     """
     where = f"{path}._target_" if path else "_target_"
     allowed = (*ALLOWED, *allowed)
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", target, re.ASCII):
-        raise ConfigError(Problem(where, "is not the public name of a class or function", target, "a dotted name, as torch.optim.SGD"))
+        raise ConfigError(Problem(where, "is not the public name of a class or function", target, "a dotted name, such as torch.optim.SGD"))
     if not _within(target, allowed):
         raise ConfigError(_refusal(where, target, "is outside the packages that a config may name", allowed))
 
@@ -147,7 +147,7 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
         else:
             found = _attribute(found, part, target, where)
         if count > 1 and not _reachable(found, allowed):
-            raise ConfigError(_refusal(where, target, f"leads out of the packages that a config may name, at '{name}'", allowed))
+            raise ConfigError(_refusal(where, target, f"leaves the packages that a config may name, at '{name}'", allowed))
     if not _is_component(found, allowed):
         raise ConfigError(_refusal(where, target, "is not a class or function that a config may name", allowed))
     return found
@@ -183,7 +183,7 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
 
 def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
     if not isinstance(owner, types.ModuleType | type):
-        raise ConfigError(Problem(where, f"does not exist: '{name}' is asked of something that is neither module nor class", target))
+        raise ConfigError(Problem(where, f"does not exist: '{name}' is looked up in something that is neither a module nor a class", target))
     try:
         return getattr(owner, name)
     except AttributeError:

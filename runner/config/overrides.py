@@ -42,7 +42,7 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
                 Problem(override.key_or_group, "several values make a sweep; this command runs one experiment", override.get_value_string(), "one value", hint)
             )
         elif override.is_hydra_override() or override.key_or_group == "hydra":
-            problems.append(Problem(override.key_or_group, "Hydra's own settings have no effect here", hint="samewise uses Hydra to compose configs only"))
+            problems.append(Problem(override.key_or_group, "Hydra's own settings have no effect here", hint="samewise only uses Hydra to compose configs"))
         else:
             good.append(override)
     return good, problems
@@ -104,7 +104,9 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
         except OmegaConfBaseException as error:
             wanted = re.search(r"'([^']+)' not found", str(error))
             hint = close(wanted[1], [name for name in names if name != path]) if wanted else ""
-            found.append(Problem(path, "refers to what does not exist" if wanted else _first_line(error), raw, "the path of a value in this config", hint))
+            found.append(
+                Problem(path, "refers to a value that does not exist" if wanted else _first_line(error), raw, "the path of a value in this config", hint)
+            )
         except Exception as error:  # a resolver's own: oc.decode of something that cannot be decoded
             found.append(Problem(path, f"cannot be resolved: {_first_line(error)}", raw))
     return found
@@ -173,7 +175,7 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     if override.is_delete():
         return None
     if value is None:
-        return Problem(group, "a choice is needed", value, "one of the group's choices", f"leave it out, or write ~{group} to take the whole group away")
+        return Problem(group, "a choice is needed", value, "one of the group's choices", f"leave it out, or write ~{group} to remove the whole group")
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
             expected = f"one of: {', '.join(known)}" if len(known) <= 12 else f"a choice that `samewise list {group}` shows"

@@ -64,7 +64,7 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
         folders.append((root / settings["configs"]).resolve())
     problems += [_no_package(name, root) for name in named if not _importable(name)]
     problems += [
-        Problem(str(folder), "there is no such config folder", hint="make it, or correct `configs` or --config-dir")
+        Problem(str(folder), "this config folder does not exist", hint="make it, or correct `configs` or --config-dir")
         for folder in folders
         if not folder.is_dir()
     ]
@@ -110,4 +110,4 @@ def _importable(name: str) -> bool:
 
 def _no_package(name: str, root: Path) -> Problem:
     here = [entry.name for entry in root.iterdir() if (entry / "__init__.py").is_file()]
-    return Problem("packages", "this package cannot be found", name, f"a package in {root} or an installed one", nearest(name, here))
+    return Problem("packages", "this package cannot be found", name, f"a package in {root}, or an installed package", nearest(name, here))

@@ -38,10 +38,10 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         return matching[0]
     if matching:
         names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in matching[:5])
-        raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more of it: {names}"))
+        raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more characters: {names}"))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
-    raise ConfigError(Problem("RUN", f"no run of that name in {run_root}", name, expected, nearest(name, known)))
+    raise ConfigError(Problem("RUN", f"no such run in {run_root}", name, expected, nearest(name, known)))
 
 
 def below(run_root: Path) -> Iterator[RunFolder]:

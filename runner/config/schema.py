@@ -39,9 +39,9 @@ class Loader:
     """How samples reach the device. Only `shuffle`, `drop_last` and `order` can change a result."""
 
     num_workers: int = 0
-    """Processes that make samples; 0: the main process. Any number gives the same bits."""
+    """Processes that load samples; 0: load them in the main process. Any number gives the same bits."""
     prefetch_factor: int = 2
-    """Micro-batches each worker makes ahead."""
+    """Micro-batches that each worker prepares in advance."""
     pin_memory: bool = True
     """Page-locked memory for batches; used on CUDA only."""
     shuffle: bool = True
@@ -49,7 +49,7 @@ class Loader:
     drop_last: bool = True
     """Leave out the last, smaller batch of an epoch in training."""
     order: Any = None
-    """A component that orders an epoch otherwise (repeated augmentation, grouping by aspect ratio); null: `shuffle` decides."""
+    """A component that determines the order of an epoch (repeated augmentation, grouping by aspect ratio); null: `shuffle` decides."""
 
 
 @dataclass
@@ -57,15 +57,15 @@ class Evaluate:
     """When and how the validation split is evaluated."""
 
     every_epochs: int | None = 1
-    """Evaluate after every so many epochs, and always at the end; null: only at the end."""
+    """Evaluate every N epochs, and always at the end; null: only at the end."""
     every_steps: int | None = None
-    """Evaluate after every so many steps instead."""
+    """Evaluate every N steps instead."""
     batch_size: int = 64
     """Samples per evaluation batch."""
     monitor: str = "valid/loss"
     """The metric that says which checkpoint is best, and that plateau schedules and early stopping follow."""
     mode: Mode = Mode.min
-    """Whether less or more of it is better."""
+    """Whether lower or higher is better."""
 
 
 @dataclass
@@ -73,19 +73,19 @@ class Checkpoint:
     """When checkpoints are written and which are kept. Changes no result."""
 
     every_steps: int | None = None
-    """Write one every so many steps; null: by epochs only."""
+    """Write one every N steps; null: by epochs only."""
     every_epochs: int | None = 1
-    """Write one every so many epochs."""
+    """Write one every N epochs."""
     keep_last: int = 2
     """How many of the newest to keep."""
     keep_best: int = 1
     """How many of the best by `evaluate.monitor` to keep."""
     keep_every_steps: int | None = None
-    """Keep for good each one whose step is a multiple of this."""
+    """Keep permanently those whose step is a multiple of this."""
     background: bool = True
     """Write in a thread, so that training does not wait."""
     sharded: bool = False
-    """Each process writes the shards that it holds (strategy=fsdp), into a folder that all of them see."""
+    """Each process writes its own shards (strategy=fsdp), into a folder that all of them can access."""
 
 
 @dataclass
@@ -93,9 +93,9 @@ class Trace:
     """The record by which two runs are compared."""
 
     every_steps: int = 1
-    """Record every so many steps; 0: never (and `verify` has nothing to compare)."""
+    """Record every N steps; 0: never (then `verify` has nothing to compare)."""
     layers_every_steps: int = 1
-    """Record a digest for each parameter every so many steps, by which the first differing layer is named; 0: never."""
+    """Record a digest of each parameter every N steps, to name the first layer that differs; 0: never."""
 
 
 @dataclass
@@ -109,17 +109,17 @@ class Tracking:
     experiment: str = "samewise"
     """The MLflow experiment's name."""
     artifact_location: str | None = None
-    """Where a new experiment keeps its artifacts; null: the store's own default, or a folder beside an SQLite file."""
+    """Where a new experiment stores its artifacts; null: the store's default, or a folder beside an SQLite file."""
     run_name: str | None = None
     """The MLflow run's name; null: the experiment's name and fingerprint."""
     tags: dict[str, str] = field(default_factory=dict)
-    """Further tags."""
+    """Additional tags."""
     send_every_s: float = 1.0
-    """Seconds between two sendings."""
+    """Seconds between two transmissions."""
     flush_timeout_s: float = 30.0
-    """Seconds to wait at the end for a store that does not answer; what was not sent goes out with `samewise sync`."""
+    """Seconds to wait at the end for a store that does not answer; `samewise sync` sends the rest later."""
     log_every_steps: int = 1
-    """Log the step's metrics every so many steps."""
+    """Log the step's metrics every N steps."""
     log_checkpoint: bool = True
     """Upload the best checkpoint as an artifact."""
     log_system: bool = True
@@ -128,22 +128,22 @@ class Tracking:
 
 @dataclass
 class Reproducibility:
-    """Determinism, and what is done where it cannot be had."""
+    """Determinism, and what to do where it is not possible."""
 
     level: str = "strict"
-    """strict, portable or fast: the choice's own name, written into the run's tags."""
+    """strict, portable or fast: the name of the choice, recorded in the run's tags."""
     deterministic: bool = True
-    """Deterministic algorithms only; an operator that has none is an error that names it."""
+    """Use deterministic algorithms only; an operator without one is an error that names it."""
     benchmark: bool = False
     """Let cuDNN choose algorithms by timing them."""
     threads: int = 1
-    """torch's threads in the main process. The number changes bits, so it is part of the fingerprint."""
+    """Number of torch threads in the main process. It changes bits, so it is part of the fingerprint."""
     fill_uninitialized_memory: bool = False
-    """Fill new tensors with NaN under deterministic algorithms: finds reads of uninitialised memory, at a cost."""
+    """Fill new tensors with NaN under deterministic algorithms: finds reads of uninitialised memory, but costs time."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables set before torch is imported."""
     other_environment: str = "refuse"
-    """What to do when a run is resumed where the environment would change its bits: refuse, or record (and lower the level)."""
+    """What to do when a run is resumed in an environment that would change its bits: refuse, or record (and lower the level)."""
 
 
 @dataclass
@@ -151,9 +151,9 @@ class Experiment:
     """The root of every config."""
 
     name: str | None = None
-    """The run folder's first part; null: the choice of `experiment=`, else recipe, model and data set."""
+    """The first part of the run folder's path; null: the choice of `experiment=`, or else recipe, model and data set."""
     seed: int = 0
-    """The key of all randomness."""
+    """The seed of all randomness."""
     run_root: str = "runs"
     """The folder that holds the runs and, by default, the MLflow store."""
     device: Device = Device.auto
@@ -161,35 +161,35 @@ class Experiment:
     max_epochs: int = 10
     """Passes over the training split."""
     max_steps: int | None = None
-    """Stop after so many optimizer steps, if that comes first."""
+    """Stop after this many optimizer steps, if that comes before `max_epochs`."""
     batch_size: int = 64
-    """Samples an optimizer step sees, over all replicas and accumulation."""
+    """Samples per optimizer step, over all replicas and accumulated micro-batches."""
     replicas: int = 1
     """Logical data-parallel workers; how many processes carry them does not change the result."""
     accumulate: int = 1
     """Micro-batches each replica adds up before the optimizer steps."""
     clip_norm: float | None = None
-    """Largest norm of the gradient; null: no clipping."""
+    """Maximum norm of the gradient; null: no clipping."""
     memory_format: MemoryFormat = MemoryFormat.contiguous
-    """The layout of images and convolution weights."""
+    """Memory layout of images and convolution weights."""
 
     resume_from: str | None = None
-    """The folder of another run's checkpoint (`RUN/checkpoints/step-00000040`) to go on from, as under another strategy or number of processes."""
+    """The folder of another run's checkpoint (`RUN/checkpoints/step-00000040`) to continue from, for example with another strategy or number of processes."""
 
     recipe: Any = MISSING
     """The task: a samewise.runner.interfaces.Recipe."""
     model: Any = MISSING
     """The network: a torch.nn.Module."""
     dataset: Any = MISSING
-    """Facts about the data, and its splits `train`, `valid` and, if there is one, `test`."""
+    """Facts about the data, and its splits `train`, `valid` and, optionally, `test`."""
     transforms: Any = MISSING
     """`train` and `eval`, each with `sample` (CPU, in the worker) and `batch` (on the device) lists."""
     optimizer: Any = MISSING
-    """A torch.optim.Optimizer, partial; or several by phase."""
+    """A torch.optim.Optimizer with `_partial_: true`, or one per phase."""
     scheduler: Any = MISSING
     """A samewise.runner.optim.schedules.Schedule."""
     param_groups: dict[str, Any] = field(default_factory=dict)
-    """Parameter groups by pattern, with the options that differ from the optimizer's."""
+    """Parameter groups by pattern, with the options in which they differ from the optimizer."""
     initialise: Any = None
     """Weights from a file, and initialisation by module type."""
     precision: Any = MISSING
@@ -197,7 +197,7 @@ class Experiment:
     strategy: Any = MISSING
     """Where the work runs."""
     callbacks: dict[str, Any] = field(default_factory=dict)
-    """samewise.runner.interfaces.Callback by name."""
+    """Each a samewise.runner.interfaces.Callback, by name."""
 
     loader: Loader = field(default_factory=Loader)
     evaluate: Evaluate = field(default_factory=Evaluate)
@@ -206,6 +206,6 @@ class Experiment:
     tracking: Tracking = field(default_factory=Tracking)
     reproducibility: Reproducibility = field(default_factory=Reproducibility)
     launcher: Any = None
-    """Where the runs of a sweep happen: a samewise.runner.launchers.base.Launcher."""
+    """Where the runs of a sweep are executed: a samewise.runner.launchers.base.Launcher."""
     sweeper: Any = None
     """Which settings a sweep tries: a samewise.runner.sweepers.base.Sweeper."""

@@ -34,7 +34,7 @@ class GroupedByAspectRatio(Order):
         described: Any = dataset
         if not hasattr(described, "aspect_ratios"):
             hint = "give it a method aspect_ratios(), or set loader.order=null"
-            raise ConfigError(Problem("loader.order", f"{type(dataset).__name__} does not tell its images' aspect ratios", hint=hint))
+            raise ConfigError(Problem("loader.order", f"{type(dataset).__name__} does not report its images' aspect ratios", hint=hint))
         self._shuffled = Shuffled(dataset, seed=seed)
         self._size = max(1, batch_size // (replicas * accumulate))
         self._groups = groups_of(described.aspect_ratios(), factor)

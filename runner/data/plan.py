@@ -29,7 +29,7 @@ class Plan:
             raise ConfigError(
                 Problem(
                     "batch_size",
-                    f"is larger than the training split, which has {self.samples} samples, so an epoch would have no step",
+                    f"is larger than the training split, which has {self.samples} samples, so an epoch would have no steps",
                     self.batch_size,
                     f"at most {self.samples}",
                     "set loader.drop_last=false to train on smaller batches",

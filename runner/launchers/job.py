@@ -70,7 +70,7 @@ def main(sweep: Path, number: int) -> int:
 
 def _stopped(number: int, frame: FrameType | None) -> None:
     """Asked to stop before training has begun."""
-    raise Interrupted(Problem("", f"stopped by {signal.Signals(number).name} before training began", hint="the same command goes on"))
+    raise Interrupted(Problem("", f"stopped by {signal.Signals(number).name} before training began", hint="run the same command again to resume"))
 
 
 def _wait_for(run: RunFolder) -> None:

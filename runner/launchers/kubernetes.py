@@ -90,12 +90,12 @@ class Kubernetes(Launcher):
         found = too_small(least)
         if nodes != 1:
             hint = "strategy=elastic strategy.nproc=N: as many processes as the pod has GPUs; several machines for one run: launcher=slurm"
-            found.append(Problem("nodes", "a run is one pod, which is on one machine", nodes, "1", hint))
+            found.append(Problem("nodes", "a run is one pod, which runs on one machine", nodes, "1", hint))
         if namespace is not None and not manifest.is_name(namespace):
-            expected = "small letters, digits and -, as RFC 1123 has them"
-            found.append(Problem("namespace", "no namespace can have this name", namespace, expected, f"perhaps {manifest.label(namespace)}"))
+            expected = "lower-case letters, digits and -, as in RFC 1123"
+            found.append(Problem("namespace", "is not a valid name for a namespace", namespace, expected, f"perhaps {manifest.label(namespace)}"))
         if memory is not None and not manifest.is_quantity(str(memory)):
-            found.append(Problem("memory", "is no amount of memory", memory, "as Kubernetes writes it: 16Gi"))
+            found.append(Problem("memory", "is not a valid amount of memory", memory, "in Kubernetes notation, such as 16Gi"))
         found += [
             Problem(f"pod.{name}", "is written by the launcher itself", hint="see the launcher's other keys") for name in manifest.OURS if name in (pod or {})
         ]
@@ -121,17 +121,15 @@ class Kubernetes(Launcher):
         home, held = sweep.path.absolute() / HOME, self._template.volumes
         found = list[Problem]()
         if not self._template.image:
-            expected = "an image with Python and what samewise depends on"
-            found.append(
-                Problem("launcher.image", "is missing: what the pods are made from", expected=expected, hint="launcher.image=registry.example/torch:1")
-            )
+            expected = "an image with Python and samewise's dependencies"
+            found.append(Problem("launcher.image", "is missing: pods need an image", expected=expected, hint="launcher.image=registry.example/torch:1"))
         if not any(one.holds(home) for one in held):
-            message = "is missing: pods read the sweep and write its runs there" if not held else "does not hold the sweep's folder"
+            message = "is missing: pods read the sweep and write its runs on a volume" if not held else "do not contain the sweep's folder"
             value = {one.path: one.claim or one.folder for one in held} if held else ...
-            hint = f"'+launcher.volumes={{{Path.cwd()}: CLAIM}}', with the name of a PersistentVolumeClaim, or /A/FOLDER of every node"
+            hint = f"'+launcher.volumes={{{Path.cwd()}: CLAIM}}', with the name of a PersistentVolumeClaim, or /A/FOLDER that exists on every node"
             found.append(Problem("launcher.volumes", message, value, f"a volume for {home.parent}, or a folder above it", hint))
         if self._apply and shutil.which("kubectl") is None:
-            found.append(Problem("launcher.apply", "there is no kubectl here", True, hint="launcher.apply=false writes the manifest only"))
+            found.append(Problem("launcher.apply", "kubectl is not installed here", True, hint="launcher.apply=false writes the manifest only"))
         if found:
             raise ConfigError(*found)
         self._sweep, self._home = sweep, home
@@ -169,7 +167,8 @@ class Kubernetes(Launcher):
                 self._cluster.delete(name)
             else:
                 print(
-                    f"pods of {name} that have not begun end as they begin; so that none does: kubectl delete -f {file.with_suffix('.yaml')}", file=sys.stderr
+                    f"pods of {name} that have not started will end as soon as they start; to prevent that: kubectl delete -f {file.with_suffix('.yaml')}",
+                    file=sys.stderr,
                 )
 
     def _is_wanted(self, file: Path) -> bool:
@@ -192,7 +191,7 @@ class Kubernetes(Launcher):
         if of_job is not None and place.given["applied"]:
             return Seen(Standing.gone, f"Kubernetes no longer knows its Job {place.given['job']}")
         if is_over:
-            return Seen(Standing.waiting, "saved, to be started again")
+            return Seen(Standing.waiting, "saved; it will be started again")
         hint = "" if place.given["applied"] else f"kubectl apply -f {place.file.with_suffix('.yaml')}"
         return Seen(Standing.running) if has_begun else Seen(Standing.waiting, hint)
 
@@ -217,7 +216,7 @@ class Kubernetes(Launcher):
         paper.write_text(yaml.safe_dump(whole, sort_keys=False, width=160), encoding="utf-8")
         write_json(file, given)
         if self._cluster is None:
-            print(f"nothing runs yet: kubectl apply -f {paper}", file=sys.stderr)
+            print(f"nothing runs yet; start it with: kubectl apply -f {paper}", file=sys.stderr)
             return
         try:
             self._cluster.apply(paper)
@@ -234,5 +233,5 @@ def _user(given: str | None) -> tuple[int, int] | None:
         return None
     uid, _, gid = str(given).partition(":")
     if not (uid.isdigit() and gid.isdigit()):
-        raise ConfigError(Problem("user", "is nobody", given, "UID:GID, as 1000:1000; null; image"))
+        raise ConfigError(Problem("user", "is not a valid user", given, "UID:GID, such as 1000:1000; null; or image"))
     return int(uid), int(gid)

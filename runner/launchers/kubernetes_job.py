@@ -2,7 +2,7 @@
 
     python -m samewise.runner.launchers.kubernetes_job SWEEP/kubernetes/0001.json
 
-Exit codes: 0, there is nothing left to do for this index; 3, saved, to be started again; 1 and 2, failed, and would again; any other, killed.
+Exit codes: 0, there is nothing left to do for this index; 3, saved; it will be started again; 1 and 2, failed, and would again; any other, killed.
 It is the pod's first process, for which Linux drops a signal that has no handler: so the run is a process of its own, and this one passes SIGTERM on.
 """
 
@@ -34,7 +34,7 @@ class Pod:
         """Start the run and wait for its end. The exit code."""
         signal.signal(signal.SIGTERM, self._ask)
         if self._is_over():
-            print(f"point {self._number} is not wanted any more")
+            print(f"point {self._number} is no longer wanted")
             return 0
         tries = self._sweep.word(self._number).get("tries", 0)
         code = self._train()
@@ -87,7 +87,7 @@ class Pod:
 def main(file: Path) -> int:
     """Be the pod of one index."""
     if not file.is_file():
-        print(f"error:\n  {file} is not here: the volume that holds the sweep must be mounted where it is on the machine that submitted it", file=sys.stderr)
+        print(f"error:\n  {file} is not here: the sweep's volume must be mounted at the same path as on the machine that submitted it", file=sys.stderr)
         return 2
     return Pod(Submitted.read(file, int(os.environ["JOB_COMPLETION_INDEX"]))).run()
 

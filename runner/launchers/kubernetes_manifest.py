@@ -45,7 +45,7 @@ class Volume:
         """
         where = f"volumes.{path}"
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
-            raise ConfigError(Problem(where, "is mounted at its own place, which must be a whole path", path, "a path from / on, without .."))
+            raise ConfigError(Problem(where, "is also the path in the pod, so it must be absolute", path, "a path that starts with /, without .."))
         if not isinstance(source, str) or not source or ".." in PurePosixPath(source).parts:
             raise ConfigError(Problem(where, "names no volume", source, "CLAIM, CLAIM/FOLDER or /FOLDER/OF/THE/NODE"))
         if source.startswith("/"):
@@ -53,7 +53,7 @@ class Volume:
         claim, _, folder = source.partition("/")
         if not is_name(claim, dots=True):
             hint = f"kubectl get persistentvolumeclaims; perhaps {label(claim)}"
-            raise ConfigError(Problem(where, "no claim can have this name", claim, "small letters, digits, - and ., as RFC 1123 has them", hint))
+            raise ConfigError(Problem(where, "is not a valid name for a claim", claim, "lower-case letters, digits, - and ., as in RFC 1123", hint))
         return cls(path, claim, folder.strip("/"))
 
     def holds(self, path: Path) -> bool:

@@ -64,7 +64,7 @@ class Ray(Launcher):
         found = too_small(least)
         size = re.fullmatch(r"(\d+)([KMGT]?)", str(mem)) if mem is not None else None
         if mem is not None and size is None:
-            found.append(Problem("mem", "is not an amount of memory", mem, "bytes, or a number with K, M, G or T: 16G"))
+            found.append(Problem("mem", "is not a valid amount of memory", mem, "bytes, or a number with K, M, G or T: 16G"))
         if found:
             raise ConfigError(*found)
         self._address, self._cpus, self._gpus, self._resources, self.most = address, cpus, gpus, dict(resources or {}), jobs
@@ -81,8 +81,8 @@ class Ray(Launcher):
 
     def submit(self, jobs: Sequence[Job]) -> None:
         if self.most is not None and len(jobs) > self.most:
-            hint = "--wait: this process then submits job by job, and has to stay; or ask more of each job: launcher.cpus, launcher.resources"
-            raise ConfigError(Problem("launcher.jobs", "Ray cannot be told how many jobs of a sweep may run at a time", self.most, "null", hint))
+            hint = "add --wait: this process then submits one job at a time, and must stay running; or raise launcher.cpus or launcher.resources"
+            raise ConfigError(Problem("launcher.jobs", "Ray cannot limit how many jobs of a sweep run at a time", self.most, "null", hint))
         code = snapshot(self._sweep)
         tries = {number: _try(job) for number, job in self._jobs().items()}
         for job in jobs:
@@ -142,7 +142,7 @@ class Ray(Launcher):
                 nodes = self._ask("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
                 self._any_gpu = any(node["resources_total"].get("GPU") for node in nodes if node["state"] == "ALIVE")
             except (ConfigError, KeyError, TypeError, AttributeError):  # an address that Ray may change
-                hint = "0, or how many each job needs"
+                hint = "0, or the number each job needs"
                 raise ConfigError(Problem("launcher.gpus", "this Ray does not say whether its cluster has GPUs", "null", "a number", hint)) from None
         return self._any_gpu
 
@@ -208,7 +208,7 @@ class Ray(Launcher):
         except Away as away:
             if wait:
                 raise
-            expected = "a cluster that runs, with its dashboard: `ray start --head`, of pip install 'ray[default]'"
+            expected = "a running cluster with its dashboard: `pip install 'ray[default]'` and `ray start --head`"
             raise ConfigError(Problem("launcher.address", f"no Ray cluster answers: {away}", self._server.address, expected)) from None
 
 

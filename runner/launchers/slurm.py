@@ -97,7 +97,15 @@ class Slurm(Launcher):
         least = {"nodes": (nodes, 1), "cpus": (cpus, 1), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "requeues": (requeues, 0), "poll_s": (poll_s, 0.1)}
         found = too_small(least)
         if time is not None and (limit := _seconds(str(time))) is not None and limit <= notice_s:
-            found.append(Problem("time", f"leaves no time: a run is told to save {notice_s} s before", time, f"more than {notice_s} s", "launcher.notice_s"))
+            found.append(
+                Problem(
+                    "time",
+                    f"leaves no time to train: a run is told to save {notice_s} s before the limit",
+                    time,
+                    f"more than {notice_s} s",
+                    "launcher.notice_s",
+                )
+            )
         if found:
             raise ConfigError(*found)
         self._partition, self._nodes, self._cpus, self._gpus, self.most = partition, nodes, cpus, gpus, jobs
@@ -109,7 +117,9 @@ class Slurm(Launcher):
     def open(self, sweep: SweepFolder) -> None:
         missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
         if missing:
-            raise ConfigError(Problem("launcher", f"there is no {' and no '.join(missing)} here", "slurm", "a machine of a SLURM cluster", "launcher=local"))
+            raise ConfigError(
+                Problem("launcher", f"{' and '.join(missing)} cannot be found on this machine", "slurm", "a machine of a SLURM cluster", "launcher=local")
+            )
         self._sweep = sweep
         self._home = sweep.path.absolute() / HOME
 
@@ -151,9 +161,9 @@ class Slurm(Launcher):
         """What a job asks of each machine."""
         if self._nodes > 1 and job.spread is None:
             hint = "strategy=elastic replicas=N, launcher.nodes=1"
-            raise ConfigError(Problem("launcher.nodes", "the strategy has one process, which cannot be on several machines", self._nodes, "1", hint))
+            raise ConfigError(Problem("launcher.nodes", "the strategy has one process, which cannot run on several machines", self._nodes, "1", hint))
         if self._nodes > 1 and job.spread == "whole" and job.processes % self._nodes:
-            message = f"{job.processes} processes cannot be equally many on {self._nodes} machines"
+            message = f"{job.processes} processes cannot be divided equally among {self._nodes} machines"
             raise ConfigError(Problem("launcher.nodes", message, self._nodes, f"a divisor of {job.processes}"))
         here = job.processes // self._nodes if self._nodes > 1 and job.spread == "whole" else job.processes
         tasks = here if self._nodes > 1 else 1  # on one machine the job starts its ranks itself

@@ -170,14 +170,14 @@ def _refuse_what_cannot_train(make: Callable[..., Any], groups: list[dict[str, A
     if not isinstance(make, type):
         return
     if issubclass(make, torch.optim.LBFGS):
-        hint = "choose another optimizer: samewise list optimizer"
-        raise ConfigError(Problem(path, "LBFGS evaluates the loss several times a step, which a step here does not do", hint=hint))
+        hint = "choose another optimizer; `samewise list optimizer` shows them"
+        raise ConfigError(Problem(path, "LBFGS evaluates the loss several times per step, which samewise does not support", hint=hint))
     if issubclass(make, torch.optim.Muon):
         wrong = [f"{name} {list(parameter.shape)}" for group in groups for name, parameter in group["params"] if parameter.ndim != 2]
         if wrong:
             shown = ", ".join(wrong[:5]) + (f", and {len(wrong) - 5} more" if len(wrong) > 5 else "")
             hint = "train those by another phase's optimizer, or freeze them by param_groups"
-            raise ConfigError(Problem(path, f"Muon trains matrices only, not {shown}", expected="parameters with two dimensions", hint=hint))
+            raise ConfigError(Problem(path, f"Muon only trains matrices, not {shown}", expected="parameters with two dimensions", hint=hint))
 
 
 def _explained(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:

@@ -33,7 +33,7 @@ def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: 
         ConfigError: `statistics` is another word.
     """
     if statistics not in ("freeze", "train"):
-        raise ConfigError(Problem(path, "no such word", statistics, "freeze or train"))
+        raise ConfigError(Problem(path, "no such choice", statistics, "freeze or train"))
     parameters = [one for one in frozen if isinstance(one.parameter, nn.Parameter)]
     for one in parameters:
         one.parameter.requires_grad_(False)

@@ -55,7 +55,7 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     if not groups:
         where = f" below {', '.join(prefixes)}" if prefixes else ""
         hint = "unfreeze some by param_groups or initialise.frozen"
-        raise ConfigError(Problem("param_groups", f"there is no parameter{where} to train", hint=hint))
+        raise ConfigError(Problem("param_groups", f"no parameter{where} is left to train", hint=hint))
     return list(groups.values())
 
 
@@ -98,7 +98,9 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
             problems.extend(error.problems)
             continue
         if statistics is not None and frozen is not True:
-            problems.append(Problem(f"{path}.frozen_statistics", "says how to freeze, and the rule does not freeze", statistics, "frozen: true beside it"))
+            problems.append(
+                Problem(f"{path}.frozen_statistics", "has no effect: the rule does not freeze anything", statistics, "frozen: true in the same rule")
+            )
         elif not isinstance(frozen, bool):
             problems.append(Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false"))
         elif not _possible(settings.get("lr_factor", 1.0)):

@@ -115,7 +115,7 @@ def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any]) -> 
 
 def _chosen(rule: Any, every: Sequence[Named], path: str) -> list[tuple[Named, Callable[[Tensor], Any]]]:
     """The parameters that a rule sets, each with how."""
-    expected = "{match: PATTERN, weight: METHOD, bias: METHOD}, one of the methods at least"
+    expected = "{match: PATTERN, weight: METHOD, bias: METHOD}, with at least one of the methods"
     if not isinstance(rule, Mapping):
         raise ConfigError(Problem(path, "is not a rule", rule, expected))
     keys = cast("Mapping[str, Any]", rule)
@@ -142,7 +142,7 @@ def _method(given: Any, path: str) -> Callable[[Tensor], Any]:
     if unknown:
         raise ConfigError(Problem(f"{path}.{unknown[0]}", f"is not an argument of {name}", settings[unknown[0]], hint=nearest(unknown[0], accepted)))
     if name == "constant" and "val" not in settings:
-        raise ConfigError(Problem(f"{path}.val", "is missing: the constant"))
+        raise ConfigError(Problem(f"{path}.val", "is missing (the constant to fill with)"))
     return lambda tensor: method(tensor, **settings)
 
 

@@ -95,7 +95,7 @@ def _predicate(pattern: str, path: str) -> Callable[[Named], bool]:
         try:
             expression = re.compile(pattern.removeprefix("re:"))
         except re.error as error:
-            raise ConfigError(Problem(path, f"is not a regular expression: {error}", pattern)) from None
+            raise ConfigError(Problem(path, f"is not a valid regular expression: {error}", pattern)) from None
         return lambda one: expression.search(one.name) is not None
     return lambda one: fnmatchcase(one.name, pattern)
 

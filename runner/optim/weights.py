@@ -67,7 +67,7 @@ def load_weights(
         parametrise: Parametrises the model's weights; called before loading where the file's are parametrised, else after.
 
     Raises:
-        ConfigError: there is no such file, it is not a state_dict, or it does not fit.
+        ConfigError: the file does not exist, it is not a state_dict, or it does not fit.
     """
     if file is None:
         parametrise()
@@ -92,13 +92,13 @@ def load_weights(
 
 def _located(file: str) -> Path:
     if "://" in str(file):
-        raise ConfigError(Problem(PATH, "is not a local file", file, "a path", "download it first, and note its sha256 in initialise.sha256"))
+        raise ConfigError(Problem(PATH, "is not a local file", file, "a path", "download it first, and put its SHA-256 into initialise.sha256"))
     path = Path(file).expanduser()
     path = path / "state.pt" if path.is_dir() else path
     if not path.is_file():
         near = [str(path.parent / other.name) for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = nearest(str(path), near) if near else f"there is no folder {path.parent}"
-        raise ConfigError(Problem(PATH, "there is no such file", str(file), hint=hint))
+        hint = nearest(str(path), near) if near else f"the folder {path.parent} does not exist"
+        raise ConfigError(Problem(PATH, "the file does not exist", str(file), hint=hint))
     return path
 
 
@@ -106,7 +106,7 @@ def _verified(path: Path, expected: str | None) -> str:
     with path.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     if expected is not None and (len(str(expected)) < 8 or not digest.startswith(str(expected).lower())):
-        raise ConfigError(Problem("initialise.sha256", f"is not that of {path}", expected, digest, "the file is another one, or was cut short"))
+        raise ConfigError(Problem("initialise.sha256", f"does not match {path}", expected, digest, "the file is a different one, or was cut short"))
     return digest
 
 
@@ -120,7 +120,7 @@ def _read(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         reason = first_line(error, after="WeightsUnpickler error:")
         hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
-        raise ConfigError(Problem(PATH, f"holds more than tensors and plain values, or is damaged: {reason}", str(path), "a state_dict", hint)) from None
+        raise ConfigError(Problem(PATH, f"contains more than tensors and plain values, or is damaged: {reason}", str(path), "a state_dict", hint)) from None
     except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
         reason = first_line(error)
         raise ConfigError(Problem(PATH, f"cannot be read: {reason}", str(path), "a state_dict written by torch.save, or a .safetensors file")) from None
@@ -150,8 +150,8 @@ def _unwrapped(found: Any) -> dict[str, Tensor]:
     entries.pop("n_averaged", None)  # torch.optim.swa_utils.AveragedModel's own
     wrong = [name for name, value in entries.items() if not isinstance(value, Tensor) and not name.endswith("_extra_state")]
     if wrong:
-        expected = "names to tensors, as such or under one of: " + ", ".join(WRAPPERS)
-        raise ConfigError(Problem(PATH, f"is not a state_dict: '{wrong[0]}' is no tensor", type(entries[wrong[0]]).__name__, expected))
+        expected = "names to tensors, at the top level or under one of: " + ", ".join(WRAPPERS)
+        raise ConfigError(Problem(PATH, f"is not a state_dict: '{wrong[0]}' is not a tensor", type(entries[wrong[0]]).__name__, expected))
     return entries
 
 

@@ -35,14 +35,14 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
         return _met["store"]
     given = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
     if not all(value.isdigit() for value in given.values()):
-        raise ConfigError(Problem("strategy", "the environment does not say which rank this is", given, "RANK and WORLD_SIZE, as torchrun sets them"))
+        raise ConfigError(Problem("strategy", "the environment does not specify this process's rank", given, "RANK and WORLD_SIZE, as torchrun sets them"))
     scheme, _, address = (init_method or "env://").partition("://")
     if scheme == "file" and address.startswith("/"):
         store = _file_store(Path(address), timeout_s)
     elif scheme == "env" or (scheme == "tcp" and re.fullmatch(r".+:\d+", address)):
         store = _tcp_store(address, timeout_s)
     else:
-        raise ConfigError(Problem("strategy.init_method", "is no place to meet", init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
+        raise ConfigError(Problem("strategy.init_method", "is not a valid meeting point", init_method, "tcp://HOST:PORT, file:///PATH, env:// or null"))
     store.set_timeout(timedelta(seconds=timeout_s))
     # The agent's store outlives the ranks: those that are started again must not read what the ones before them wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

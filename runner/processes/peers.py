@@ -143,7 +143,7 @@ class Processes(Peers):
             except BaseException as error:
                 announce(error)
                 outcome, raised = (False, f"{type(error).__name__}: {error}"), error
-        self.doing = "hearing from rank 0"
+        self.doing = "waiting for a message from rank 0"
         heard = [outcome]
         dist.broadcast_object_list(heard, src=0, device=torch.device("cpu"))
         done, value = heard[0]
@@ -161,7 +161,7 @@ class Processes(Peers):
         culprit = failed(self._store, wait_s=2.0)
         if culprit:
             return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
-        hint = "the same command goes on from the last checkpoint"
+        hint = "run the same command again to resume from the last checkpoint"
         return PeerFailed(Problem(f"rank {self.rank}", f"lost another rank while {self.doing} at step {step}", hint=hint), is_told=False)
 
     def _waited_in_vain(self, step: int) -> SamewiseError:
@@ -182,7 +182,9 @@ class Processes(Peers):
         waited = "; ".join(f"{_ranks(numbers)} waited {self._timeout_s:g} s while {word}" for word, numbers in _by_word(words).items())
         hint = "strategy.timeout_s sets how long to wait"
         if missing:
-            return TrainingError(Problem(_ranks(missing), f"did not come: {waited}", hint=f"it hangs, or is slower than the rest: look at its log; {hint}"))
+            return TrainingError(
+                Problem(_ranks(missing), f"did not respond: {waited}", hint=f"it hangs, or is slower than the others: look at its log; {hint}")
+            )
         return TrainingError(Problem(_ranks(list(words)), f"wait for each other: {waited}", hint=hint))
 
     def abandon(self, error: BaseException) -> None:
@@ -308,7 +310,7 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
                 "strategy.join_timeout_s",
                 f"rank {numbers} of {size} did not join within {join_timeout_s:g} s",
                 expected=f"ranks 0 to {size - 1}",
-                hint="start as many as WORLD_SIZE says, all with one MASTER_ADDR and MASTER_PORT",
+                hint="start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT",
             )
         )
     if not dist.is_initialized():

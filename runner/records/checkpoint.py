@@ -152,7 +152,7 @@ class Checkpoints:
             if isinstance(error, RuntimeError) and _disk_is_full(self._folder):  # torch.save says only that its stream failed
                 reason = os.strerror(errno.ENOSPC)
             raise TrainingError(
-                Problem(str(final), f"the checkpoint cannot be written: {reason}", hint="free some space, then give the same command again: it resumes")
+                Problem(str(final), f"the checkpoint cannot be written: {reason}", hint="free some space, then run the same command again to resume")
             ) from error
 
     def _link(self, name: str, target: Path) -> None:
@@ -220,7 +220,7 @@ def named(folder: Path, which: str) -> Kept:
     match = [one for one in kept if str(one.step) == which]
     if not match:
         steps = ", ".join(str(one.step) for one in kept)
-        raise CheckpointError(Problem("--checkpoint", "there is no such checkpoint", which, f"best, last, or one of {steps}"))
+        raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"best, last, or one of {steps}"))
     return match[0]
 
 
@@ -244,8 +244,8 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 def _require_format(path: Path, written: Mapping[str, Any]) -> None:
     if written.get("format") != FORMAT:
-        hint = "load it with the samewise that wrote it, or a newer one"
-        raise CheckpointError(Problem(str(path), "the checkpoint has another format", written.get("format"), str(FORMAT), hint))
+        hint = "load it with the version of samewise that wrote it, or a newer one"
+        raise CheckpointError(Problem(str(path), "the checkpoint has a different format", written.get("format"), str(FORMAT), hint))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json")) from None
     except Exception as error:
-        hint = "its bytes may be whole: see to storage and memory, and to the version of torch, and try again"
+        hint = "the file may be intact: check storage, memory and the version of torch, then try again"
         raise CheckpointError(Problem(str(path), f"the checkpoint cannot be read: {first_line(error)}", hint=hint)) from error
 
 
@@ -276,7 +276,7 @@ def _read(path: Path) -> dict[str, Any]:
                 "the checkpoint was cut short or altered since it was written",
                 f"sha256 {sha256[:16]}...",
                 f"sha256 {written[:16]}...",
-                "`samewise train` goes on from the newest sound one; `eval` and `predict` take another by --checkpoint last, or a step",
+                "`samewise train` resumes from the newest intact one; with `eval` and `predict`, choose another with --checkpoint last or a step number",
             )
         )
     state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
@@ -333,11 +333,11 @@ def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = loa
             continue
         if not refused:
             return one, state, problems
-        older = f"; {one.path.name} can be read: to go on from there, move newer ones elsewhere"
+        older = f"; {one.path.name} can be read: to resume from it, move the newer ones elsewhere"
         break
     if problems:
-        hint = f"see to storage, memory and the version of samewise, then give the same command again{older}; or begin anew with another name="
-        raise CheckpointError(*problems, Problem(str(folder), "no checkpoint to go on from; nothing has been deleted", hint=hint))
+        hint = f"check storage, memory and the version of samewise, then run the same command again{older}; or start a new run with a different name="
+        raise CheckpointError(*problems, Problem(str(folder), "no checkpoint to resume from; nothing has been deleted", hint=hint))
     return None, {}, []
 
 

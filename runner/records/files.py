@@ -28,7 +28,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise TrainingError(Problem(str(path), f"cannot be written: {error.strerror}", hint="free some space, then give the same command again")) from None
+        raise TrainingError(Problem(str(path), f"cannot be written: {error.strerror}", hint="free some space, then run the same command again")) from None
 
 
 def fsync_folder(path: Path) -> None:
@@ -63,7 +63,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The file's value, or None where there is no such file."""
+    """The file's value, or None where the file does not exist."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:

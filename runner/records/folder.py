@@ -106,10 +106,10 @@ class RunFolder:
 
                 def require() -> None:
                     if is_gone():
-                        hint = "it was deleted or moved while the run trained; the same command trains anew"
+                        hint = "it was deleted or moved during training; run the same command again to train from the beginning"
                         raise TrainingError(Problem(str(self.path), "the run's folder is gone", hint=hint))
 
                 yield require
         except locks.Held as held:
-            hint = "wait for it, or stop it; the same command then resumes"
+            hint = "wait for it, or stop it; then run the same command again to resume"
             raise ConfigError(Problem(str(self.path), f"this run is being written by {held}", hint=hint)) from None

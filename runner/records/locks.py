@@ -55,7 +55,7 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
 
 
 def holder(path: Path) -> str | None:
-    """Who holds a lock, as far as the file says; None: nobody, or there is no such file.
+    """Who holds a lock, as far as the file says; None: nobody, or the file does not exist.
 
     With a shared lock of our own: filelock's are exclusive, and two processes that look at once would each take the other for the holder.
     """

@@ -130,4 +130,4 @@ class Index(pickle.Unpickler):
             return found
         if module in SAFE and (name in allowed if (allowed := SAFE[module]) is not None else isinstance(found, type) and found.__module__ == module):
             return found
-        raise pickle.UnpicklingError(f"the index of the shards names {module}.{name}, which has no place there")
+        raise pickle.UnpicklingError(f"the index of the shards names {module}.{name}, which is not allowed there")

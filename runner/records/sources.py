@@ -58,7 +58,7 @@ def differences(first: RunFolder, second: RunFolder) -> list[str]:
 def warn_of_changes(folder: RunFolder) -> None:
     """Say what is other now in the code of a run that is used all the same."""
     for told in changed(folder):
-        print(f"warning: {told}; the run was trained before that", file=sys.stderr)
+        print(f"warning: {told}; the run was trained with the earlier version", file=sys.stderr)
 
 
 def require_same(folder: RunFolder, settings: Callable[[], Any]) -> None:
@@ -73,8 +73,8 @@ def require_same(folder: RunFolder, settings: Callable[[], Any]) -> None:
     """
     told = changed(folder)
     if told and settings().other_environment == "refuse":
-        hint = "restore it, train it under another name=, or take the old result with reproducibility.other_environment=record"
-        raise ConfigError(Problem(str(folder.path), f"this run was trained with other code: {'; '.join(told)}", hint=hint))
+        hint = "restore it, train under a different name=, or accept the old result with reproducibility.other_environment=record"
+        raise ConfigError(Problem(str(folder.path), f"this run was trained with different code: {'; '.join(told)}", hint=hint))
     warn_of_changes(folder)
 
 
@@ -82,13 +82,13 @@ def _recorded(folder: RunFolder) -> Mapping[str, str]:
     try:
         return read_json(folder.sources) or {}
     except ValueError:
-        raise ConfigError(Problem(str(folder.sources), "is damaged", expected="the digests of the code that the run was begun with")) from None
+        raise ConfigError(Problem(str(folder.sources), "is damaged", expected="the digests of the code that the run was started with")) from None
 
 
 def _difference(name: str, digest: str) -> str:
     file = _place(name)
     try:
-        return "" if file is not None and _digest(str(file)) == digest else f"{name} has changed" if file is not None else f"{name} is gone"
+        return "" if file is not None and _digest(str(file)) == digest else f"{name} has changed" if file is not None else f"{name} no longer exists"
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
 

@@ -27,7 +27,7 @@ def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | N
         print(json.dumps({**summary, "folder": str(folder.path)}))
         return
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print("finished" if fresh else "finished before: nothing to train", style="bold green")
+    console.print("finished" if fresh else "already finished: nothing to train", style="bold green")
     rows = _rows(summary, folder, uri)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -41,7 +41,7 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
     if best and best.get("step") != summary["steps"]:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in best.items() if name != "step")
         rows.append(("best", f"{shown} (step {best['step']}, by {metrics['monitor']})"))
-    rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({timings['step_ms']:.1f} ms a step, evaluation included)"))
+    rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({timings['step_ms']:.1f} ms per step, including evaluation)"))
     if summary.get("stopped_early"):
         rows.append(("stopped early", summary["stopped_early"]))
     rows += [("weights sha256", f"{summary['weights_sha256']} (step {summary['steps']})"), ("promise", LEVELS[summary["level"]]), ("folder", str(folder.path))]
@@ -60,7 +60,7 @@ def _ui_command(uri: str, run_root: Path) -> str:
 LEVELS = {
     "none": "none: this run may not give the same bits again",
     "R0": "R0: the same command on the same machine gives the same bits",
-    "R1": "R1: the same bits run again, killed and resumed, with any number of workers",
-    "R2": "R2: the same bits also on any number of ranks that divides the replicas",
+    "R1": "R1: the same bits when run again, killed and resumed, with any number of workers",
+    "R2": "R2: the same bits also on any number of ranks that divides replicas",
     "R3": "R3: the same bits also on another x86-64-v3 CPU",
 }

@@ -137,7 +137,7 @@ class SweepFolder:
                 continue
         lost = next((number for number, point in enumerate(found) if point.number != number), None)
         if lost is not None:
-            hint = "restore the file from a copy, or begin another sweep: runs that are done are not trained again"
+            hint = "restore the file from a copy, or start a new sweep: finished runs are not trained again"
             raise ConfigError(Problem(str(file), f"the line of point {lost} is damaged or missing", hint=hint))
         return found
 
@@ -215,5 +215,7 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
         return matching[0]
     names = [one.id for one in known]
     if matching:
-        raise ConfigError(Problem("SWEEP", f"{len(matching)} sweeps match", name, "one sweep", f"give more of it: {', '.join(one.id for one in matching[:5])}"))
-    raise ConfigError(Problem("SWEEP", f"no sweep of that name in {run_root / HOME}", name, "a sweep's folder or id", nearest(name, names)))
+        raise ConfigError(
+            Problem("SWEEP", f"{len(matching)} sweeps match", name, "one sweep", f"give more characters: {', '.join(one.id for one in matching[:5])}")
+        )
+    raise ConfigError(Problem("SWEEP", f"no such sweep in {run_root / HOME}", name, "a sweep's folder or id", nearest(name, names)))

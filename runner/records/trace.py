@@ -16,11 +16,11 @@ from samewise.runner.records.files import set_aside
 
 # In the order in which a step computes them: the first that differs says where the step parted.
 STAGES = {
-    "batch": "the data: another batch was loaded",
-    "input": "the transforms: the same batch became another input",
-    "loss": "the forward pass: the same input gave another loss",
-    "gradients": "the backward pass: the same loss gave other gradients",
-    "weights": "the optimizer: the same gradients gave other weights",
+    "batch": "the data: a different batch was loaded",
+    "input": "the transforms: the same batch became a different input",
+    "loss": "the forward pass: the same input gave a different loss",
+    "gradients": "the backward pass: the same loss gave different gradients",
+    "weights": "the optimizer: the same gradients gave different weights",
 }
 
 
@@ -149,7 +149,7 @@ def _drop_after(path: Path, *, after: int) -> bool:
         if end:
             file.truncate(end)
     for number in spoilt:
-        print(f"warning: {path}: line {number} cannot be read; it stays as it is", file=sys.stderr)
+        print(f"warning: {path}: line {number} cannot be read; it is left as it is", file=sys.stderr)
     if at and not end:
         set_aside(path, "damaged")
     return end > 0

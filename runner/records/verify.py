@@ -68,7 +68,7 @@ class Comparison(Callback):
         self.compared += 1
 
     def stop_reason(self) -> str | None:
-        return "all that the first run recorded has been compared" if self.compared >= self.wanted and not self._to_the_end else None
+        return "everything that the first run recorded has been compared" if self.compared >= self.wanted and not self._to_the_end else None
 
 
 def checkpoint_partings(folder: RunFolder) -> list[Parting]:
@@ -84,5 +84,5 @@ def checkpoint_partings(folder: RunFolder) -> list[Parting]:
         line: Mapping[str, Any] = lines.get(kept.step, {})
         weights = state_digest(state["model"], shards=head.get("shards", 1), sharded=head.get("gradients", ()))
         if line and f"{weights:016x}" != line["weights"]:
-            partings.append(Parting(kept.step, "checkpoint", "", f"the weights in {kept.path.name} are not those of the trace"))
+            partings.append(Parting(kept.step, "checkpoint", "", f"the weights in {kept.path.name} differ from those in the trace"))
     return partings

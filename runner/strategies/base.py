@@ -85,7 +85,7 @@ class Strategy(abc.ABC):
         """Take up the work: `device` is auto, cpu or cuda.
 
         Raises:
-            ConfigError: there is no such device, or the replicas cannot be carried.
+            ConfigError: the device does not exist, or the replicas cannot be carried.
         """
 
     @abc.abstractmethod
@@ -179,5 +179,5 @@ def device_named(name: str) -> torch.device:
     """
     found = torch.cuda.is_available()
     if name == "cuda" and not found:
-        raise ConfigError(Problem("device", "torch sees no CUDA device", name, "cpu, or auto", "`samewise doctor` says what this machine has"))
+        raise ConfigError(Problem("device", "torch finds no CUDA device", name, "cpu, or auto", "run `samewise doctor` to see what this machine has"))
     return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" or (name == "auto" and found) else torch.device("cpu")

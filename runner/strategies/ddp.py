@@ -71,7 +71,7 @@ class DDP(OneReplicaEach):
         if self.powersgd_rank < 1:
             raise ConfigError(Problem("powersgd_rank", "is too small", self.powersgd_rank, "at least 1"))
         if self.powersgd_start_step < 2:
-            message = "PowerSGD cannot begin before DDP has arranged its buckets"
+            message = "PowerSGD cannot start before DDP has arranged its buckets"
             raise ConfigError(Problem("powersgd_start_step", message, self.powersgd_start_step, "at least 2"))
         self._network: DistributedDataParallel | None = None
         self._trained: list[str] = []  # the names of the parameters that DDP waits for, in its order
@@ -125,7 +125,7 @@ class DDP(OneReplicaEach):
             if unused is None:
                 raise
             names = ", ".join(self._trained[int(number)] for number in unused[1].split())
-            message = f"the loss does not depend on {names}, for which DDP waits; so it is in each phase of a recipe with several"
+            message = f"the loss does not depend on {names}, for which DDP waits; this is so in each phase of a recipe with several phases"
             raise ConfigError(Problem("strategy.find_unused_parameters", message, self.find_unused_parameters, "true", "or strategy=elastic")) from error
 
     def _carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:

@@ -69,7 +69,7 @@ class Elastic(RankStrategy):
         words = ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
         if ranks > replicas:
             message = f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}"
-            raise ConfigError(Problem("strategy.nproc", message, ranks, words, f"replicas={ranks} makes another experiment of it, which they can share"))
+            raise ConfigError(Problem("strategy.nproc", message, ranks, words, f"replicas={ranks} makes it a different experiment, which they can share"))
         if ranks not in possible and not self.uneven:
             most = max(map(len, subtrees(replicas, ranks)))
             raise ConfigError(
@@ -84,7 +84,7 @@ class Elastic(RankStrategy):
 
     def described(self) -> list[str]:
         sizes = self._carried.exchanged()
-        return [f"gradients go in {len(sizes)} bucket{'s' * (len(sizes) > 1)}, the largest of {max(sizes) / 2**20:.3g} MiB"] if sizes else []
+        return [f"gradients are exchanged in {len(sizes)} bucket{'s' * (len(sizes) > 1)}, the largest of {max(sizes) / 2**20:.3g} MiB"] if sizes else []
 
     def wrap(self, model: nn.Module) -> nn.Module:
         require_none(model, "strategy=elastic")

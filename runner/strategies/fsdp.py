@@ -139,7 +139,7 @@ class FSDP(OneReplicaEach):
     def _require_nothing_of_many(self) -> None:
         for name in ("param_dtype", "reduce_dtype"):
             if getattr(self, name) is not None:
-                message = "needs more than one process: one has nothing to exchange"
+                message = "needs more than one process: a single one has nothing to exchange"
                 raise ConfigError(Problem(f"strategy.{name}", message, getattr(self, name), "null", "replicas=2; precision=bf16 is for any number"))
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:

@@ -25,7 +25,7 @@ def named(model: nn.Module, patterns: Sequence[str] | str, path: str) -> list[tu
         if not any(_means(pattern, name, module) for name, module in every):
             known = sorted({type(module).__name__ for _, module in every} | {name for name, _ in every})
             expected = "the name of a class, or a pattern of names, of the model's modules"
-            raise ConfigError(Problem(path, "means no module of the model", pattern, expected, nearest(pattern, known)))
+            raise ConfigError(Problem(path, "matches no module of the model", pattern, expected, nearest(pattern, known)))
     found = [(name, module) for name, module in every if any(_means(pattern, name, module) for pattern in patterns)]
     for name, module in found:
         if isinstance(module, LISTS):

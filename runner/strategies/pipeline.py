@@ -74,8 +74,8 @@ class Pipeline(RankStrategy):
         for number, stage in enumerate(stages[1:], 1):
             name = draws(stage)
             if name and self.rank_invariant:
-                message = f"stage {number} draws random numbers ({name}), other ones than in one process"
-                raise ConfigError(Problem("strategy.rank_invariant", message, True, "false, which makes another experiment of it", "or strategy=rpc"))
+                message = f"stage {number} draws random numbers ({name}) that differ from those in one process"
+                raise ConfigError(Problem("strategy.rank_invariant", message, True, "false, which makes it a different experiment", "or strategy=rpc"))
         return stages
 
     def wrap(self, model: nn.Module) -> nn.Module:

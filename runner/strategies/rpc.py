@@ -80,7 +80,7 @@ class RPC(RankStrategy):
 
     def _begin_serving(self, devices: Sequence[str]) -> None:
         assert isinstance(self.peers, Processes)
-        self.peers.doing = "beginning to serve remote calls"
+        self.peers.doing = "starting to serve remote calls"
         options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=self.timeout_s, init_method=self.peers.first(_meeting_place))
         if self._device.type == "cuda" and self.peers.rank == 0:
             for rank, device in enumerate(devices):

@@ -47,7 +47,9 @@ def cut(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
             number += 1
         numbers[node] = number
     if number < len(split):
-        raise ConfigError(Problem("strategy.split", "the model does not come to this part, or not in this order", split[number], "parts in their order"))
+        raise ConfigError(
+            Problem("strategy.split", "the model does not reach this part, or not in this order", split[number], "parts in the order in which they are called")
+        )
     whole = split_module(graph, model, lambda node: numbers[node])
     _require_a_chain(whole, len(split) + 1)
     stages = [whole.get_submodule(f"submod_{number}") for number in range(len(split) + 1)]
@@ -69,10 +71,10 @@ def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
         for taken in node.args:
             source = taken.args[0] if taken.op == "call_function" and taken.target is operator.getitem else taken
             if source is not (calls[number - 1] if number else source) or (number == 0 and taken.op != "placeholder"):
-                message = f"stage {number} needs what stage {number - 1} does not give it ({taken.name})"
-                raise ConfigError(Problem("strategy.split", message, expected="a place that one value passes, as between a ResNet's stages"))
+                message = f"stage {number} needs a value that stage {number - 1} does not pass on ({taken.name})"
+                raise ConfigError(Problem("strategy.split", message, expected="a place that a single value passes through, such as between a ResNet's stages"))
     if len(calls) != stages:
-        raise ConfigError(Problem("strategy.split", "a stage would be empty", expected="names of parts that compute, none of them the model's first"))
+        raise ConfigError(Problem("strategy.split", "a stage would be empty", expected="names of parts that compute, not including the model's first"))
 
 
 def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> None:
@@ -168,7 +170,9 @@ def require_processes(name: str, size: int, split: Sequence[str]) -> None:
     if size != len(split) + 1:
         where = ", ".join(split)
         message = f"strategy={name} with {len(split) + 1} stages (cut at {where}) cannot run in {size} process{'es' * (size > 1)}"
-        raise ConfigError(Problem("strategy.nproc", message, size, f"{len(split) + 1}, or null", "strategy.split has one name for each further process"))
+        raise ConfigError(
+            Problem("strategy.nproc", message, size, f"{len(split) + 1}, or null", "strategy.split has one name for each process after the first")
+        )
 
 
 @dataclass(frozen=True)
@@ -202,9 +206,11 @@ class Asking(nn.Module):
         if self._given:
             return self._given.pop()
         if further or not all(isinstance(value, Tensor) for value in inputs):
-            raise ConfigError(Problem("recipe", "calls the model with more than tensors by position, which stages cannot pass on", hint="strategy=elastic"))
+            raise ConfigError(
+                Problem("recipe", "calls the model with arguments other than positional tensors, which stages cannot pass on", hint="strategy=elastic")
+            )
         if self._asked is not None:
-            raise ConfigError(Problem("recipe", "calls the model twice for a loss, which stages cannot", hint="strategy=elastic"))
+            raise ConfigError(Problem("recipe", "calls the model twice for a loss, which stages do not support", hint="strategy=elastic"))
         self._asked = Asked(inputs, Surroundings.now(self._device))
         raise _Asking
 
@@ -214,7 +220,7 @@ class Asking(nn.Module):
         with suppress(_Asking):
             run()
         if self._asked is None:
-            raise ConfigError(Problem("recipe", "does not call the model for its loss, so nothing is known of its input", hint="strategy=elastic"))
+            raise ConfigError(Problem("recipe", "does not call the model for its loss, so its input is unknown", hint="strategy=elastic"))
         asked, self._asked = self._asked, None
         return asked
 

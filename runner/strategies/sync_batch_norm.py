@@ -9,7 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.frozen import hold, is_held
 
-HINT = "strategy=ddp strategy.sync_batch_norm=true, on a CUDA device for each replica (level R0); or norms that need no batch, as torch.nn.GroupNorm"
+HINT = (
+    "strategy=ddp strategy.sync_batch_norm=true, with a CUDA device for each replica (level R0); or norms that do not use the batch, such as torch.nn.GroupNorm"
+)
 
 
 def require_batch_norm(model: nn.Module, device: torch.device) -> None:

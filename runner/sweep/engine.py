@@ -128,7 +128,7 @@ class Sweep:
                 self.watcher.show([point for point, _ in self._running.values()], waiting=len(self._todo))
                 time.sleep(self.launcher.poll_s)
         if self._stopping:
-            raise Interrupted(Problem(self.folder.id, "stopped; the jobs that ran have saved", hint="the same command goes on from there"))
+            raise Interrupted(Problem(self.folder.id, "stopped; the jobs that ran have saved", hint="run the same command again to resume"))
 
     def ask_stop(self) -> None:
         """Start nothing more; have the running jobs save and stop; on a second call, end them."""
@@ -273,7 +273,7 @@ def _asked_to_stop(sweep: Sweep) -> Generator[None]:
     """Ctrl-C and SIGTERM: start nothing more, have the jobs save."""
 
     def ask(number: int, frame: FrameType | None) -> None:
-        sweep.watcher.say("stopping: the running jobs finish their step and save; once more to end them at once")
+        sweep.watcher.say("stopping: running jobs will finish their step and save; press Ctrl-C again to stop them immediately")
         sweep.ask_stop()
 
     before = {number: signal.signal(number, ask) for number in _SIGNALS}
@@ -291,5 +291,7 @@ def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
         ConfigError: it is.
     """
     if launcher.detached and not sweeper.listed:
-        hint = "add --wait: this process then asks the sweeper and submits job by job, and has to stay"
-        raise ConfigError(Problem("sweeper", "learns from what has been tried, so it cannot be handed over whole", type(sweeper).__name__, hint=hint))
+        hint = "add --wait: this process then asks the sweeper, submits one job at a time, and must stay running"
+        raise ConfigError(
+            Problem("sweeper", "chooses points by the results so far, so the sweep cannot be submitted all at once", type(sweeper).__name__, hint=hint)
+        )

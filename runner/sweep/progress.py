@@ -55,7 +55,7 @@ class Watcher:
 
     def again(self, now: PointResult) -> None:
         """A job that died is started again."""
-        self.say(f"{self._head(now.point)}  {now.reason}; it is started again, from its last checkpoint", "yellow")
+        self.say(f"{self._head(now.point)}  {now.reason}; restarting it from its last checkpoint", "yellow")
 
     def ended(self, now: PointResult) -> None:
         """A job has ended: said at once."""

@@ -142,7 +142,7 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
     if seen is not None and seen.failed:
         return State.failed, reason
     if "began" in word:
-        return (State.running, "") if seen is None and not reason else (State.interrupted, reason or "it is gone, without a word")
+        return (State.running, "") if seen is None and not reason else (State.interrupted, reason or "it is gone, and left no message")
     return (State.interrupted, reason) if seen is not None and reason else (State.waiting, "")
 
 

@@ -62,11 +62,11 @@ class Optuna(Sweeper):
             raise ConfigError(Problem("trials", "is too small", trials, "at least 1"))
         wrong = {name: mode for name, mode in (objectives or {}).items() if mode not in ("min", "max")}
         if wrong:
-            raise ConfigError(*(Problem(f"objectives.{name}", "is no direction", mode, "min or max") for name, mode in wrong.items()))
+            raise ConfigError(*(Problem(f"objectives.{name}", "is not a valid direction", mode, "min or max") for name, mode in wrong.items()))
         if len(objectives or {}) > 1 and pruner:
             raise ConfigError(Problem("pruner", "trials with several objectives cannot be pruned", pruner, "null"))
         if len(objectives or {}) > 1 and sampler == "cmaes":
-            raise ConfigError(Problem("sampler", "CMA-ES has one objective", list(objectives or {}), "nsgaii, tpe or gp"))
+            raise ConfigError(Problem("sampler", "CMA-ES supports only one objective", list(objectives or {}), "nsgaii, tpe or gp"))
         self._name, self._trials, self._seed = sampler, trials, seed
         self._objectives = dict(objectives or {})
         self._sampler_options, self._pruner_options = dict(sampler_options or {}), dict(pruner_options or {})
@@ -79,7 +79,7 @@ class Optuna(Sweeper):
         """Nothing is written yet: another process may be running the sweep."""
         space.require_dimensions()
         if self._name == "cmaes" and sum(one.interval is not None for one in space.dimensions) < 2:
-            raise ConfigError(Problem("sweeper", "CMA-ES needs two intervals at least", expected="key=interval(LOWEST,HIGHEST)", hint="sweeper=tpe"))
+            raise ConfigError(Problem("sweeper", "CMA-ES needs at least two intervals", expected="key=interval(LOWEST,HIGHEST)", hint="sweeper=tpe"))
         self._space, self._folder = space, SweepFolder(folder.absolute())
         self._objectives = dict(sorted((self._objectives or {monitor: mode}).items()))
 
@@ -157,7 +157,7 @@ class Optuna(Sweeper):
         missing = [name for name in self._objectives if name not in result.metrics]
         if missing:
             raise ConfigError(
-                *(Problem("sweeper.objectives", "the runs have no such metric", name, hint=nearest(name, sorted(result.metrics))) for name in missing)
+                *(Problem("sweeper.objectives", "the runs do not have this metric", name, hint=nearest(name, sorted(result.metrics))) for name in missing)
             )
         values = [result.metrics[name] for name in self._objectives]
         return None if any(math.isnan(value) for value in values) else values

@@ -43,14 +43,14 @@ class Reporter(Callback):
         if self._trial is None or self._pruned:
             return
         if self._metric not in metrics:
-            raise ConfigError(Problem("sweeper.objectives", "the run has no such metric", self._metric, hint=nearest(self._metric, sorted(metrics))))
+            raise ConfigError(Problem("sweeper.objectives", "the run does not have this metric", self._metric, hint=nearest(self._metric, sorted(metrics))))
         number = _evaluations(run)
         try:
             if number not in self._trial.storage.get_trial(self._trial._trial_id).intermediate_values:  # pyright: ignore[reportPrivateUsage]
                 self._trial.report(metrics[self._metric], number)
             unpromising = self._trial.should_prune()
         except OSError as error:  # the disk is full; that is no reason to end a training
-            print(f"warning: the sweep was not told of an evaluation: {error}", file=sys.stderr)
+            print(f"warning: an evaluation was not reported to the sweep: {error}", file=sys.stderr)
             return
         if unpromising and not run.is_over and not run.is_stopping:
             self._pruned = f"{self._metric} {metrics[self._metric]:.4g} at evaluation {number}, by {self._pruner}"

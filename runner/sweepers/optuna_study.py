@@ -73,7 +73,7 @@ def sampler(name: str, options: Mapping[str, Any], *, seed: int) -> BaseSampler:
     """A sampler by its name in `SAMPLERS`.
 
     Raises:
-        ConfigError: there is none of that name, or it takes no such options.
+        ConfigError: no such choice, or it takes no such options.
     """
     return _made(SAMPLERS, name, "sampler", {"seed": seed, **options})
 
@@ -82,7 +82,7 @@ def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
     """A pruner by its name in `PRUNERS`; None: one that never stops a trial.
 
     Raises:
-        ConfigError: there is none of that name, or it takes no such options.
+        ConfigError: no such choice, or it takes no such options.
     """
     return NopPruner() if name is None else _made(PRUNERS, name, "pruner", options)
 
@@ -107,7 +107,7 @@ def opened(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler,
 
 def _made(classes: Mapping[str, type[Any]], name: str, path: str, options: Mapping[str, Any]) -> Any:
     if name not in classes:
-        raise ConfigError(Problem(path, "there is none of that name", name, f"one of: {', '.join(classes)}", nearest(name, classes)))
+        raise ConfigError(Problem(path, "no such choice", name, f"one of: {', '.join(classes)}", nearest(name, classes)))
     known = inspect.signature(classes[name]).parameters
     unknown = [option for option in options if option not in known]
     if unknown:

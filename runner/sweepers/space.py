@@ -114,7 +114,9 @@ class Space:
         endless = [dimension for dimension in self.dimensions if dimension.interval]
         if endless:
             hint = "give values, or choose sweeper=random, sobol or optuna"
-            raise ConfigError(*(Problem(one.name, "an interval has no end of values, which a grid cannot list", one.text, "values", hint) for one in endless))
+            raise ConfigError(
+                *(Problem(one.name, "an interval has infinitely many values, which a grid cannot list", one.text, "values", hint) for one in endless)
+            )
         for values in itertools.product(*(dimension.values for dimension in self.dimensions)):
             yield dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
 
@@ -156,7 +158,7 @@ def _part(override: Override, text: str) -> str | Dimension:
     finally:
         random.setstate(before)
     if not values:
-        raise ConfigError(Problem(key, "there is no such value", after, hint=f"`samewise list {key}` shows the choices"))
+        raise ConfigError(Problem(key, "no such choice", after, hint=f"`samewise list {key}` shows the choices"))
     return Dimension(key, after, values)
 
 
@@ -167,7 +169,7 @@ def _interval(key: str, sweep: IntervalSweep, text: str) -> Interval:
     if not low < high:
         raise ConfigError(Problem(key, "is an empty interval", text, "interval(LOWEST, HIGHEST)"))
     if log and low <= 0:
-        raise ConfigError(Problem(key, "a logarithmic scale begins above nought", text, "a lowest value above 0"))
+        raise ConfigError(Problem(key, "a logarithmic scale must start above 0", text, "a lowest value above 0"))
     if key == SEED:
-        raise ConfigError(Problem(key, "seeds are repeats and are listed", text, "seed=range(5)"))
+        raise ConfigError(Problem(key, "seeds are repeats, so they must be listed", text, "seed=range(5)"))
     return Interval(low, high, log=log, whole=isinstance(low, int) and isinstance(high, int))

@@ -21,25 +21,25 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
     if not separator or scheme == "file":
         here = (uri.removeprefix("file://") if separator else uri).rstrip("/") or "."
         store = here if here.endswith((".db", ".sqlite")) else f"{here}/mlflow.db"
-        return Problem(path, "MLflow no longer keeps runs as files in a folder", uri, _EXAMPLES, f"use sqlite:///{store}")
+        return Problem(path, "MLflow no longer stores runs as files in a folder", uri, _EXAMPLES, f"use sqlite:///{store}")
     if dialect == "sqlite":
         file = sqlite_file(uri)
         if file is None:
             return Problem(path, "an SQLite store needs a file", uri, "sqlite:///FOLDER/mlflow.db")
         if file.is_dir():
-            return Problem(path, "this is a folder, where an SQLite file should be", uri, "sqlite:///FOLDER/mlflow.db", f"use {uri.rstrip('/')}/mlflow.db")
+            return Problem(path, "is a folder, not an SQLite file", uri, "sqlite:///FOLDER/mlflow.db", f"use {uri.rstrip('/')}/mlflow.db")
         return None
     if dialect in _SQL:
         module = {"psycopg": "psycopg", "pymysql": "pymysql", "pyodbc": "pyodbc"}.get(driver, driver or _SQL[dialect])
         if dialect == "postgresql" and not driver:
             return Problem(
                 path,
-                "name the driver: which one a bare postgresql:// means depends on SQLAlchemy's version",
+                "name the driver: the driver that a bare postgresql:// uses depends on SQLAlchemy's version",
                 without_password(uri),
                 "postgresql+psycopg2://...",
             )
         if importlib.util.find_spec(module) is None:
-            return Problem(path, f"the database's driver '{module}' is not installed", without_password(uri), _EXAMPLES, f"pip install {_package(module)}")
+            return Problem(path, f"the database driver '{module}' is not installed", without_password(uri), _EXAMPLES, f"pip install {_package(module)}")
         return None
     if scheme in _REMOTE:
         if not urlsplit(uri).hostname:
@@ -47,14 +47,14 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
         return None
     if scheme == "databricks":
         return None
-    return Problem(path, f"'{scheme}' is no tracking address", without_password(uri), _EXAMPLES, nearest(dialect, ["sqlite", "http", "https", *_SQL]))
+    return Problem(path, f"'{scheme}' is not a tracking address", without_password(uri), _EXAMPLES, nearest(dialect, ["sqlite", "http", "https", *_SQL]))
 
 
 def checked(uri: str, *, path: str = "tracking.uri") -> str:
     """The URI as any process, in any folder, may use it: an SQLite file's path made absolute.
 
     Raises:
-        ConfigError: it is no tracking URI that MLflow takes.
+        ConfigError: MLflow does not accept it as a tracking URI.
     """
     found = problem(uri, path=path)
     if found is not None:

@@ -86,7 +86,7 @@ class Journal:
         try:
             os.fsync(self._file)
         except OSError as error:
-            _LOG.warning("%s: cannot be made durable: %s", self.path, error.strerror)
+            _LOG.warning("%s: cannot be flushed to disk: %s", self.path, error.strerror)
             return False
         return not self._held
 
@@ -131,7 +131,7 @@ class Journal:
                 continue
             self._held.popleft()
         if self._retry_at:
-            _LOG.warning("%s: can be written again%s", self.path, f"; {self._lost} lines did not fit into memory and are lost" if self._lost else "")
+            _LOG.warning("%s: is writable again%s", self.path, f"; {self._lost} lines did not fit into memory and were lost" if self._lost else "")
             self._retry_at, self._lost = 0.0, 0
 
     def _wait(self, error: OSError) -> None:

@@ -115,12 +115,12 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
             wait = 0.0
         except Exception as error:  # whatever it is, the journal still holds what was not sent, and the next pass sends it
             if (said := f"{type(error).__name__}: {error}"[:2000]) != trouble:
-                _LOG.warning("cannot send to MLflow, trying again: %s", said)
+                _LOG.warning("cannot send to MLflow, retrying: %s", said)
             wait = min(_LONGEST_WAIT_S, max(0.25, 2 * wait) if trouble else 0.25)
             trouble = said
             moved = sending.sent.moved if sending is not None else 0.0
             if ended_at is not None and time.monotonic() - max(ended_at, moved) > float(settings["flush_timeout_s"]):
-                _LOG.warning("gave up; `samewise sync %s` sends the rest", folder.path)
+                _LOG.warning("gave up; run `samewise sync %s` to send the rest", folder.path)
                 return 1
 
 

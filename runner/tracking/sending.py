@@ -133,7 +133,7 @@ class Sending:
             lost = self._run_id
             self.progress = self.progress.emptied()
             progress.save(self.folder, self.progress)
-            raise RunGone(f"the MLflow run {lost} was deleted; a new one is made, and everything sent to it")
+            raise RunGone(f"the MLflow run {lost} was deleted; creating a new one and sending everything to it")
         self._seen = True
         return run
 
@@ -156,7 +156,7 @@ class Sending:
         choices = describing.choices(raw[0].decode())
         params = {name: self._redacted(value) for name, value in (describing.params(config) | choices).items()}
         for name in (name for name, value in params.items() if known.get(name, value) != value):
-            _LOG.info("param %s was %s and is %s; MLflow keeps the first, the artifact config.yaml has the last", name, known[name], params[name])
+            _LOG.info("param %s was %s and is %s; MLflow keeps the first value; the artifact config.yaml has the last", name, known[name], params[name])
         fresh = [Param(name, value) for name, value in params.items() if name not in known]
         earned = cast(dict[str, Any], read_json(self.folder.tags) or {})
         told = describing.tags(self.folder, config, environment, own={**(self.settings.get("tags") or {}), **earned})

@@ -54,7 +54,7 @@ def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) 
             found = client.get_experiment_by_name(name)  # another process was faster
             assert found is not None
     if found.lifecycle_stage == "deleted":
-        _LOG.warning("the MLflow experiment '%s' had been deleted; it is restored", name)
+        _LOG.warning("the MLflow experiment '%s' had been deleted; restoring it", name)
         client.restore_experiment(found.experiment_id)
     return found.experiment_id
 
@@ -89,7 +89,7 @@ def _migrate(file: Path, uri: str) -> None:
         backup = file.with_name(f"{file.name}.before-upgrade")
         if not backup.exists():
             shutil.copy2(file, backup)
-        _LOG.warning("%s was made by an older MLflow; it is upgraded, and %s keeps it as it was", file, backup.name)
+        _LOG.warning("%s was made by an older MLflow; upgrading it, with a backup in %s", file, backup.name)
         subprocess.run([sys.executable, "-m", "mlflow", "db", "upgrade", uri], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -122,7 +122,7 @@ class WithSender(Tracker):
         self._revive()
         sender = self._sender
         if sender is None or not sender.tell_end() or not link.waited(sender, float(self._settings["flush_timeout_s"])):
-            _LOG.warning("not everything has reached %s yet; `samewise sync %s` sends the rest", self._settings["uri"], self.folder.path)
+            _LOG.warning("not everything has reached %s yet; run `samewise sync %s` to send the rest", self._settings["uri"], self.folder.path)
 
     def run_id(self) -> str | None:
         """The MLflow run's id, once the sender has made the run."""
@@ -171,4 +171,4 @@ def _require_file(file: Path, uri: str) -> None:
         with open(file, "rb") as handle:
             head = handle.read(16)
         if head and head != b"SQLite format 3\0":
-            raise ConfigError(Problem("tracking.uri", "this is not an SQLite file", uri, "a new file, or a store that MLflow made"))
+            raise ConfigError(Problem("tracking.uri", "this is not an SQLite file", uri, "a new file, or a store made by MLflow"))

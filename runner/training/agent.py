@@ -66,13 +66,13 @@ def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | N
     try:
         result = agent.run()
     except SignalException as stopped:
-        return Problem("", f"stopped by {stopped.sigval.name}", hint="the same command goes on from the last checkpoint"), None
+        return Problem("", f"stopped by {stopped.sigval.name}", hint="run the same command again to resume from the last checkpoint"), None
     finally:
         handler.shutdown()
     if not result.is_failed():
         return None, None
     rank, failure = _first_to_die(result)
-    hint = "the same command goes on from the last checkpoint; strategy.max_restarts=3 does so by itself"
+    hint = "run the same command again to resume from the last checkpoint; strategy.max_restarts=3 does so automatically"
     return Problem(f"rank {rank}", f"{_how(failure.exitcode)}; what it wrote is in {logs}", hint=hint), agent.lost
 
 
@@ -112,7 +112,7 @@ def _agent(spec: Any, logs: Any, *, handed: Path, progress: Callable[[], str], g
                     self.lost, self._remaining_restarts = died[0], 0
                 else:
                     again = spec.max_restarts - self._remaining_restarts + 1
-                    words = f"going on from the last checkpoint (restart {again} of {spec.max_restarts})"
+                    words = f"resuming from the last checkpoint (restart {again} of {spec.max_restarts})"
                     print(f"warning: rank {died[0]} {_how(_first_to_die(result)[1].exitcode)}\n    {words}", file=sys.stderr, flush=True)
                 self._died = died
             return result

@@ -39,7 +39,7 @@ def is_done(run: Run) -> bool:
     if at_end(run):
         return True
     if reason := run.strategy.peers.stop_agreed:
-        raise Interrupted(Problem(f"step {run.step}", f"stopped by {reason}, and saved", hint="the same command goes on from here"))
+        raise Interrupted(Problem(f"step {run.step}", f"stopped by {reason}, and saved", hint="run the same command again to resume"))
     return False
 
 

@@ -43,8 +43,8 @@ def require_weights(name: str, kept: Iterable[str]) -> None:
     """Raise a ConfigError unless a callback keeps weights of that name beside the trained ones."""
     known = sorted(kept)
     if name not in known:
-        expected = ", ".join(known) if known else "the trained ones only: no callback of the run keeps others, as `ema` does"
-        raise ConfigError(Problem("--weights", "the run has no such weights", name, expected, nearest(name, known)))
+        expected = ", ".join(known) if known else "only the trained weights: no callback of the run keeps others, as `ema` does"
+        raise ConfigError(Problem("--weights", "the run does not have these weights", name, expected, nearest(name, known)))
 
 
 def measured(run: Run, split: str, model: nn.Module) -> Scores:

@@ -43,7 +43,7 @@ def require_finite_step(run: Run, losses: Mapping[str, float], norm: float) -> N
     if wrong:
         rates = ", ".join(f"{rate:g}" for rate in run.learning_rates())
         message = f"{wrong} not finite; the learning rate was {rates}, the gradient's norm {norm:g}"
-        hint = "lower optimizer.lr, warm up, or set clip_norm; a checkpoint from before this step, if there is one, is kept"
+        hint = "lower optimizer.lr, warm up, or set clip_norm; any checkpoint from before this step is kept"
         raise TrainingError(Problem(f"step {run.step + 1}", message, expected="a finite number", hint=hint))
 
 
@@ -56,8 +56,8 @@ def require_finite_model(run: Run) -> None:
     wrong = [name for name in not_finite(run.model.state_dict().items()) if name not in run.infinite]
     if wrong:
         others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
-        hint = "lower optimizer.lr, warm up, or set clip_norm; an earlier checkpoint, if there is one, is kept"
-        message = f"{wrong[0]} is not finite{others}: no checkpoint is written of this"
+        hint = "lower optimizer.lr, warm up, or set clip_norm; any earlier checkpoint is kept"
+        message = f"{wrong[0]} is not finite{others}: no checkpoint is written"
         raise TrainingError(Problem(f"step {run.step}", message, expected="finite weights and buffers", hint=hint))
 
 

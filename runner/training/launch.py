@@ -65,7 +65,7 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> int
                 return _told(handed, nproc, problem, debug=debug)
             _leave_out(lost, nproc)
             composed, nproc = _with_processes(composed, nproc // 2), nproc // 2
-            print(f"warning: {problem}\n    going on from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
+            print(f"warning: {problem}\n    resuming from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
 
 
 def _hand_down(composed: Composed, handed: Path, *, as_json: bool) -> None:
@@ -136,7 +136,7 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
         told_by_another = not announce(error)
         linger()
         if told_by_another:
-            raise PeerFailed(f"rank {os.environ['RANK']} stopped, as another did", exit_code=getattr(error, "exit_code", 1)) from error
+            raise PeerFailed(f"rank {os.environ['RANK']} stopped, because another rank did", exit_code=getattr(error, "exit_code", 1)) from error
         raise
     if main:
         print_summary(summary, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=done is None)
@@ -158,7 +158,7 @@ def _agreed(
         return composed, done
     missing = awaited(store, ["config"], timeout_s)
     if missing:
-        raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 has not said within {timeout_s:g} s what to train", timeout_s))
+        raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 did not say within {timeout_s:g} s what to train", timeout_s))
     said = json.loads(store.get("config"))
     return dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said["done"]
 

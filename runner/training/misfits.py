@@ -19,7 +19,7 @@ def refused_operator(error: BaseException) -> Problem | None:
         "reproducibility.level",
         f"the operator {operator} has no deterministic implementation on this device",
         "strict",
-        "operators that give the same bits each time",
+        "operators that give the same bits every time",
         "use another operator or device, or give up the promise with reproducibility=fast",
     )
 
@@ -30,7 +30,7 @@ def misfit(error: Exception | SystemExit) -> Problem:
         message, where = ends_process("the first step", error)
         return Problem("recipe, model, dataset, transforms", message, hint=where)
     if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
-        return Problem("dataset.num_classes", f"the data has the label {label[1]}, for which the model has no class", expected=f"at least {int(label[1]) + 1}")
+        return Problem("dataset.num_classes", f"the data has the label {label[1]}, but the model has no class for it", expected=f"at least {int(label[1]) + 1}")
     return Problem(
         "recipe, model, dataset, transforms",
         f"the first step fails: {type(error).__name__}: {first_line(error)}",

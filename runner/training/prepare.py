@@ -67,7 +67,7 @@ def _finished(composed: Composed) -> dict[str, Any] | None:
     except (NotADirectoryError, ValueError):
         return None
     except OSError as error:
-        hint = "nothing is trained as long as the run may be done; see to the storage, then give the same command again"
+        hint = "nothing is trained while the run may already be finished; check the storage, then run the same command again"
         raise ConfigError(Problem(str(composed.folder.summary), f"cannot be read: {error.strerror}", hint=hint)) from None
     if not isinstance(summary, dict) or summary.get("status") != "finished" or not answers(composed.folder, composed.cfg):
         return None

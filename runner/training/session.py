@@ -99,9 +99,9 @@ def _restore(run: Run) -> None:
         for caution in run.recorder.cautions:
             print(f"warning: {caution}", file=sys.stderr)
         for problem in problems:
-            print(f"warning: {problem}\n    the one before it is used", file=sys.stderr)
+            print(f"warning: {problem}\n    using the one before it", file=sys.stderr)
         for path in run.checkpoints.set_aside_after(run.step):
-            print(f"warning: {path}: the damaged checkpoint is kept here", file=sys.stderr)
+            print(f"warning: {path}: the damaged checkpoint was moved here", file=sys.stderr)
         run.recorder.trace.open(run.step, state.get("trace", 0))
         run.recorder.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
 
@@ -113,7 +113,7 @@ def _taken_over(run: Run, path: Path) -> dict[str, Any]:
         restore(run, checkpoint.filled(state, path, run.strategy.layout.empty))
     except (RuntimeError, ValueError, KeyError) as error:
         message = f"does not fit this experiment: {first_line(error)}"
-        hint = "initialise.weights=FOLDER takes the weights alone, as far as they fit"
+        hint = "initialise.weights=FOLDER loads only the weights, as far as they fit"
         raise ConfigError(Problem("resume_from", message, str(path), "the same model, optimizer and phases", hint)) from error
     return state
 
@@ -167,7 +167,7 @@ def _explained(run: Run, error: BaseException) -> BaseException:
     if isinstance(error, RuntimeError) and (problem := refused_operator(error)):
         return TrainingError(problem)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        hint = "free some space, then give the same command again: it resumes"
+        hint = "free some space, then run the same command again to resume"
         return TrainingError(Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint))
     if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
         return ConfigError(misfit(error))
@@ -207,8 +207,8 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
             raise ConfigError(
                 Problem(
                     str(run.folder.path),
-                    "this run was begun where its bits would be others: " + "; ".join(differing),
-                    hint="go on there and with that code, give another name=, or accept other bits with reproducibility.other_environment=record",
+                    "this run was started in an environment that gives different bits: " + "; ".join(differing),
+                    hint="resume it in that environment, choose a different name=, or accept different bits with reproducibility.other_environment=record",
                 )
             )
         run.recorder.level = "none"
@@ -231,7 +231,7 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     for rank, other in enumerate(surroundings):
         differing = [line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1) for line in environment.differences(run.environment, other)]
         if differing and run.config.reproducibility.other_environment == "refuse":
-            hint = "give it machines of one kind, or accept other bits with reproducibility.other_environment=record"
-            raise ConfigError(Problem(f"rank {rank}", "computes on a machine whose bits are others: " + "; ".join(differing), hint=hint))
+            hint = "use machines of one kind, or accept different bits with reproducibility.other_environment=record"
+            raise ConfigError(Problem(f"rank {rank}", "computes on a machine that gives different bits: " + "; ".join(differing), hint=hint))
         if differing:
             run.recorder.level = "none"

@@ -43,7 +43,10 @@ def trial(composed: Composed, project: Project) -> list[str]:
             _begin(strategy, composed)
             strategy.end()
             strategy.require_fit(run.model)
-            return [f"{wanted} processes, of which only the settings and the cut of the model were checked; the step was tried in one", *_warnings(run)]
+            return [
+                f"{wanted} processes, of which only the settings and the split of the model were checked; the step was tried in one process",
+                *_warnings(run),
+            ]
     with pretended(wanted - 1, wanted):
         last, _ = _asked(composed, project)
         _begin(last, composed)
@@ -108,7 +111,7 @@ def _warnings(run: Run | None) -> list[str]:
 def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:
     import torch
 
-    found = [f"{size} processes, tried as rank 0 with the others pretended: rank 0 takes {_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"]
+    found = [f"{size} processes, tried as rank 0 with the others simulated: rank 0 takes {_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"]
     found += first.described()
     devices = torch.cuda.device_count() if first.device.type == "cuda" else 0
     if devices and devices < size:

@@ -25,7 +25,7 @@ class View:
 
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(sorted(name for name in dir(RunView) if not name.startswith("_")))
-        raise AttributeError(f"a callback sees no {name!r} of a run, since it cannot change one; it sees {known}")
+        raise AttributeError(f"a callback cannot access {name!r} of a run; it can access {known}")
 
     @property
     def step(self) -> int:

@@ -88,4 +88,4 @@ def test_faults_in_the_data_are_named_before_training(samewise, librispeech):
     listing.write_text(listing.read_text().replace("BALL", "BALL 2"))
     checked = samewise("check", *PUBLISHED, f"dataset.root={librispeech}", "batch_size=6")
     assert checked.returncode == 2
-    assert "1-7-0000.flac: its transcript has an unknown letter" in checked.stdout + checked.stderr
+    assert "1-7-0000.flac: the transcript has an unknown letter" in checked.stdout + checked.stderr

@@ -78,7 +78,7 @@ def test_upsampling_that_does_not_reach_the_hop_is_named_before_training(samewis
 
 
 def test_missing_data_is_named_before_training(samewise, tmp_path):
-    for experiment, message in (("wavernn_ljspeech", "LJSpeech is not there"), ("wavernn_libritts", "this part of LibriTTS is not there")):
+    for experiment, message in (("wavernn_ljspeech", "LJSpeech was not found"), ("wavernn_libritts", "this part of LibriTTS was not found")):
         done = samewise("train", f"experiment={experiment}", f"dataset.root={tmp_path}", f"run_root={tmp_path}/runs")
         assert done.returncode == 2
         assert message in done.stderr

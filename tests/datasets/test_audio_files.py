@@ -125,7 +125,7 @@ def torchcodec_loads():
     except (ImportError, OSError, RuntimeError) as error:
         pytest.skip(f"torchcodec does not load: {str(error).splitlines()[0]}")
     if not torchcodec.ffmpeg_major_version:
-        pytest.skip("torchcodec finds no FFmpeg")
+        pytest.skip("torchcodec cannot find FFmpeg")
     return AudioEncoder
 
 

@@ -169,7 +169,7 @@ def test_a_file_cut_short_is_named(tmp_path: Path, name: str, kept: float):
 
 def test_a_text_called_jpg_is_named(tmp_path: Path):
     (tmp_path / "a.jpg").write_text("not an image at all, but some words")
-    with pytest.raises(DataError, match=r"a\.jpg: is no image"):
+    with pytest.raises(DataError, match=r"a\.jpg: is not an image"):
         read_image(tmp_path / "a.jpg")
 
 

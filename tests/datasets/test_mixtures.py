@@ -124,15 +124,15 @@ def test_a_folder_that_is_not_there_and_one_without_recordings_are_refused(tmp_p
     with pytest.raises(DataError, match="cannot be read"):
         SpeakerMixtures(root=str(tmp_path / "nowhere"))
     record(tmp_path / "1.wav")
-    with pytest.raises(DataError, match="no recording there has a name that the pattern matches"):
+    with pytest.raises(DataError, match="the pattern matches no recording there"):
         SpeakerMixtures(root=str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("settings", "where"),
     [
-        ({"pattern": "[a-z"}, "dataset.pattern: is no regular expression"),
-        ({"pattern": ".*"}, "dataset.pattern: does not say where"),
+        ({"pattern": "[a-z"}, "dataset.pattern: is not a valid regular expression"),
+        ({"pattern": ".*"}, "dataset.pattern: does not mark the speaker"),
         ({"seconds": 0}, "dataset.seconds"),
         ({"length": 0}, "dataset.length"),
         ({"num_speakers": 1}, "dataset.num_speakers"),
@@ -199,7 +199,7 @@ def test_missing_mixtures_are_named(tmp_path, made, folder, mixture):
         made(tmp_path)
     generate(tmp_path / folder, mixture)
     (tmp_path / folder / "s2" / "1.wav").unlink()
-    with pytest.raises(DataError, match=r"s2: parts of mixtures are missing: 1\.wav"):
+    with pytest.raises(DataError, match=r"s2: files of mixtures are missing: 1\.wav"):
         made(tmp_path)
 
 

@@ -113,7 +113,7 @@ def test_boxes_without_area_can_be_dropped(root: Path):
 
 def test_a_missing_or_damaged_file_is_named(root: Path):
     (root / "JPEGImages" / "b.jpg").unlink()
-    with pytest.raises(DataError, match=r"b\.jpg: an image is missing"):
+    with pytest.raises(DataError, match=r"b\.jpg: an image named in the annotations is missing"):
         PascalVOC(root=str(root), split="train")
     (root / "Annotations" / "b.xml").write_text("<annotation><size>")
     with pytest.raises(DataError, match=r"b\.xml: is not XML"):

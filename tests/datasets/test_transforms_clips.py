@@ -85,7 +85,7 @@ def test_channels_come_before_time_for_a_model_of_clips():
     moved = ChannelsBeforeTime()(batch)["image"]
     assert moved.is_contiguous()
     assert torch.equal(moved, batch["image"].permute(0, 2, 1, 3, 4))
-    with pytest.raises(ConfigError, match="takes clips"):
+    with pytest.raises(ConfigError, match="requires clips"):
         ChannelsBeforeTime()({"image": batch["image"][:, 0]})
 
 

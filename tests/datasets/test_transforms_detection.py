@@ -155,7 +155,7 @@ def test_photometric_distortion_of_probability_0_changes_nothing():
 
 @pytest.mark.parametrize("transform", [RandomHorizontalFlip(), RandAugment()])
 def test_a_transform_that_would_leave_the_boxes_behind_is_refused(transform: BatchTransform):
-    with pytest.raises(ConfigError, match="would move the image, but not its boxes"):
+    with pytest.raises(ConfigError, match="would move the image but not its boxes"):
         transform(batch_of(varied=False))
 
 

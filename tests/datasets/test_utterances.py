@@ -57,7 +57,7 @@ def test_librispeech_lists_what_torchaudio_lists(tmp_path):
 
 
 def test_a_part_of_librispeech_that_is_missing_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"LibriSpeech/train-clean-100: this part of LibriSpeech is not there"):
+    with pytest.raises(DataError, match=r"LibriSpeech/train-clean-100: this part of LibriSpeech was not found"):
         LibriSpeech(root=str(librispeech(tmp_path)), subsets=["dev-clean", "train-clean-100"])
     with pytest.raises(ConfigError, match="did you mean 'dev-clean'"):
         LibriSpeech(root=str(tmp_path), subsets=["dev-clear"])
@@ -114,13 +114,13 @@ def test_a_manifest_of_your_own(tmp_path, kind):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "audio,text\nsound/one.wav,naïve\n", r"one\.wav: its transcript has an unknown letter, LATIN SMALL LETTER I WITH DIAERESIS"),
+        ("a.csv", "audio,text\nsound/one.wav,naïve\n", r"one\.wav: the transcript has an unknown letter, LATIN SMALL LETTER I WITH DIAERESIS"),
         ("a.csv", "audio,texts\nsound/one.wav,a\n", "did you mean 'texts'"),
         ("a.csv", "audio,text\nsound/one.wav,a, b\n", "a.csv:2: .*quotes"),
         ("a.csv", "audio,text\nsound/three.wav,a\n", r"a\.csv lists: sound/three\.wav"),
         ("a.csv", "audio,text\n", "no recordings"),
         ("a.jsonl", '{"audio": "sound/one.wav", "text": "a"}\n{"audio"\n', "a.jsonl:2: is not JSON"),
-        ("a.jsonl", '{"audio": "sound/one.wav", "text": 7}\n', "a.jsonl:1: there is no text in the column 'text'"),
+        ("a.jsonl", '{"audio": "sound/one.wav", "text": 7}\n', "a.jsonl:1: has no text in the column 'text'"),
         ("a.csv", None, "cannot be read"),
     ],
 )

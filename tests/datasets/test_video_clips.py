@@ -113,7 +113,7 @@ def test_the_fingerprint_follows_the_files(root, tmp_path):
     assert clips(tmp_path / "copy").fingerprint() != before
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"not a video, but some words" * 9, "is no video"), (None, "cannot be read")])
+@pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"not a video, but some words" * 9, "is not a video"), (None, "cannot be read")])
 def test_what_is_no_video_is_named(tmp_path, content, message):
     if content is not None:
         (tmp_path / "thing.mp4").write_bytes(content)
@@ -165,4 +165,4 @@ def test_a_video_model_trains_on_them(samewise, root, tmp_path):
     assert set(json.loads(done)["probabilities"]) == {"jump", "run"}
     refused = samewise("predict", made["folder"], str(root / "train" / "run" / "notes.txt"))
     assert refused.returncode == 2
-    assert "notes.txt: is no video" in refused.stderr
+    assert "notes.txt: is not a video" in refused.stderr

@@ -196,14 +196,14 @@ def test_names_are_labels_short_enough_for_a_host_name_and_keep_what_tells_sweep
 REFUSED = {
     "image is missing": (["launcher.image=null"], ["launcher.image: is missing"]),
     "no volume": (["launcher.volumes=null"], ["launcher.volumes: is missing", ": CLAIM}"]),
-    "elsewhere": ("{{/elsewhere: work}}", ["launcher.volumes: does not hold the sweep's folder"]),
-    "claim": ("{{{folder}: My_Claim}}", ["no claim can have this name", "perhaps my-claim"]),
-    "relative": ("{{more: work}}", ["launcher.volumes.more: ", "which must be a whole path"]),
+    "elsewhere": ("{{/elsewhere: work}}", ["launcher.volumes: do not contain the sweep's folder"]),
+    "claim": ("{{{folder}: My_Claim}}", ["is not a valid name for a claim", "perhaps my-claim"]),
+    "relative": ("{{more: work}}", ["launcher.volumes.more: ", "so it must be absolute"]),
     "no source": ("{{{folder}: null}}", ["names no volume"]),
     "machines": (["launcher.nodes=2"], ["launcher.nodes: a run is one pod", "strategy.nproc=N"]),
-    "memory": (["launcher.memory=lots"], ["launcher.memory: is no amount of memory"]),
-    "namespace": (["launcher.namespace=My_Lab"], ["launcher.namespace: no namespace", "perhaps my-lab"]),
-    "user": (["launcher.user=me"], ["launcher.user: is nobody"]),
+    "memory": (["launcher.memory=lots"], ["launcher.memory: is not a valid amount of memory"]),
+    "namespace": (["launcher.namespace=My_Lab"], ["launcher.namespace: is not a valid name for a namespace", "perhaps my-lab"]),
+    "user": (["launcher.user=me"], ["launcher.user: is not a valid user"]),
     "pod": (["+launcher.pod.volumes=[]"], ["launcher.pod.volumes: is written by the launcher itself"]),
     "jobs": (["launcher.jobs=0"], ["launcher.jobs: is too small"]),
 }
@@ -219,7 +219,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(samewise, lab, wha
     assert not (lab.parent / "runs").exists()
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl here")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed here")
 def test_where_kubectl_reaches_no_cluster_nothing_counts_as_submitted(samewise, lab, monkeypatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(lab / "none"))
     done = samewise("sweep", *command(lab.parent, "launcher.apply=true", "seed=0,1"))
@@ -277,7 +277,7 @@ def test_a_pod_trains_its_point_and_one_told_to_end_saves_and_the_next_goes_on_t
         ended = end(pod)
         assert (ended, follows(job, ended)) == (3, "Ignore")
         stopped = points(samewise, sweep)[1]
-        assert (stopped["state"], stopped["reason"], stopped["steps"]) == ("waiting", "saved, to be started again", 5)
+        assert (stopped["state"], stopped["reason"], stopped["steps"]) == ("waiting", "saved; it will be started again", 5)
         (lab / "1").unlink()
         assert end(start(job, 1)) == 0
     finally:
@@ -332,4 +332,4 @@ def test_a_pod_without_the_sweeps_volume_says_so(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "the volume that holds the sweep must be mounted" in done.stderr
+    assert "the sweep's volume must be mounted" in done.stderr

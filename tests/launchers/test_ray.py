@@ -200,11 +200,11 @@ def test_a_failing_job_is_told_with_its_reason_and_run_again_when_asked(samewise
 @pytest.mark.parametrize(
     ("variables", "settings", "said"),
     [
-        ({}, [], "no address of a Ray cluster is given"),
-        ({"RAY_ADDRESS": "10.0.0.1:6379"}, [], "RAY_ADDRESS: is not where Ray takes jobs"),
+        ({}, [], "the address of the Ray cluster is missing"),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, [], "RAY_ADDRESS: is not an address where Ray accepts jobs"),
         ({"RAY_ADDRESS": "http://127.0.0.1:1"}, [], "no Ray cluster answers: [Errno 111] Connection refused"),
         ({"RAY_JOB_HEADERS": "token"}, ["launcher.address=http://127.0.0.1:1"], "RAY_JOB_HEADERS: is not a JSON object"),
-        ({}, ["launcher.mem=lots", "launcher.cpus=0"], "launcher.mem: is not an amount of memory"),
+        ({}, ["launcher.mem=lots", "launcher.cpus=0"], "launcher.mem: is not a valid amount of memory"),
     ],
 )
 def test_without_a_cluster_the_reason_is_told(samewise, nothing_set, monkeypatch, tmp_path, variables, settings, said):

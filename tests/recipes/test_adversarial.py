@@ -62,7 +62,9 @@ def test_an_image_that_cannot_be_halved_is_refused():
         model(image_size=10)
 
 
-@pytest.mark.parametrize(("setting", "words"), [({"noise": 0}, "no length"), ({"loss": "hinges"}, "did you mean 'hinge'"), ({"compared": 1}, "too small")])
+@pytest.mark.parametrize(
+    ("setting", "words"), [({"noise": 0}, "not a valid length"), ({"loss": "hinges"}, "did you mean 'hinge'"), ({"compared": 1}, "too small")]
+)
 def test_settings_that_cannot_be_are_refused(setting, words):
     with pytest.raises(ConfigError, match=words):
         GenerativeAdversarial(**setting)
@@ -135,7 +137,7 @@ def test_it_trains_with_all_that_a_run_may_have(samewise, tmp_path):
     [
         (["~optimizer.generator"], "optimizer", "no optimizer for the recipe's phase 'generator'"),
         (["~optimizer.generator", "+optimizer.genrator={_target_: torch.optim.SGD, _partial_: true}"], "optimizer.genrator", "did you mean 'generator'?"),
-        (["optimizer=sgd"], "optimizer", "`optimizer@optimizer.discriminator=CHOICE` chooses that of one phase"),
+        (["optimizer=sgd"], "optimizer", "`optimizer@optimizer.discriminator=CHOICE` chooses the optimizer of one phase"),
         (["optimizer@optimizer.genrator=sgd"], "optimizer@optimizer.genrator=sgd", "did you mean 'optimizer@optimizer.generator'?"),
         (["optimizer.genrator.lr=0.1"], "optimizer.genrator.lr", "did you mean 'optimizer.generator.lr'?"),
         (["optimizer.generator.lr=-1"], "optimizer.generator.lr", "at least 0"),

@@ -203,7 +203,7 @@ def test_a_model_that_is_no_detector_is_told(batch: Batch):
         def forward(self, images: list[Tensor], targets: object) -> Tensor:
             return torch.zeros(4, 10)
 
-    with pytest.raises(ConfigError, match="no dict of losses"):
+    with pytest.raises(ConfigError, match="does not return a dict of losses"):
         Detection().loss(Classifier(), batch, Phase())
 
 

@@ -91,8 +91,8 @@ def test_group_norm_and_fewer_levels():
     ("options", "message"),
     [
         ({"backbone": "resnet19"}, "resnet18"),
-        ({"backbone": "resnet18", "weights_backbone": "IMAGENET1K_V9"}, r"no such weights of resnet18(.|\n)*IMAGENET1K_V1"),
-        ({"backbone": "resnet18", "weights": "COCO_V1"}, "no such weights of retinanet_resnet18_fpn"),
+        ({"backbone": "resnet18", "weights_backbone": "IMAGENET1K_V9"}, r"does not have these weights for resnet18(.|\n)*IMAGENET1K_V1"),
+        ({"backbone": "resnet18", "weights": "COCO_V1"}, "does not have these weights for retinanet_resnet18_fpn"),
         ({"backbone": "resnet18", "norm": "layer"}, "frozen_batch, batch or group"),
         ({"backbone": "resnet18", "norm": "group", "trainable_layers": 3}, "from scratch"),
         ({"backbone": "resnet18", "trainable_layers": 6}, "0 to 5"),

@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused_by_name():
         recipe.collate([{**samples([50])[0], "mixture": torch.zeros(49)}])
     with pytest.raises(ConfigError, match="gives 3 signals, but the data set's mixtures have 2 speakers"):
         recipe.loss(Given(torch.zeros(1, 3, 50)), recipe.collate(samples([50])), Phase())
-    with pytest.raises(ConfigError, match="does not give one signal for each speaker"):
+    with pytest.raises(ConfigError, match="does not return one signal per speaker"):
         recipe.loss(nn.Flatten(), recipe.collate(samples([50])), Phase())
     with pytest.raises(ConfigError, match=r"recipe.sample_rate"):
         Separation(sample_rate=0)

@@ -231,7 +231,7 @@ def test_a_batch_is_padded_and_spelled():
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        (utterance("naïve"), "naïve.wav: its transcript has an unknown letter"),
+        (utterance("naïve"), "naïve.wav: the transcript has an unknown letter"),
         ({"waveform": torch.zeros(10), "transcript": 7}, "not a text"),
         ({"image": torch.zeros(3, 4, 4), "label": 1}, "not an utterance"),
         ((torch.zeros(10), "a"), "not an utterance"),
@@ -268,7 +268,7 @@ def test_or_it_is_skipped_and_counted():
     [
         (Wav2Letter(num_classes=28, num_features=13, width=8, top_width=8), "model.num_classes"),
         (nn.Sequential(nn.Conv1d(13, 29, 1), nn.AvgPool1d(2)), "output_lengths"),
-        (nn.Flatten(), "does not give a score to every letter"),
+        (nn.Flatten(), "does not return a score for every letter"),
     ],
 )
 def test_a_model_that_does_not_fit_is_named(model, message):

@@ -105,7 +105,7 @@ def test_a_front_end_that_makes_no_sense_is_refused(settings, message):
 
 
 def test_clips_without_a_whole_number_of_frames_are_refused_with_the_nearest_number():
-    with pytest.raises(ConfigError, match=r"no whole number of frames[\s\S]*as 60"):
+    with pytest.raises(ConfigError, match=r"do not contain a whole number of frames[\s\S]*as 60"):
         front_end()({"waveform": torch.zeros(1, 65 + 104)})
 
 
@@ -322,7 +322,7 @@ def test_what_does_not_fit_is_refused_by_name():
         recipe.collate([clip(60), clip(70)])
     with pytest.raises(ConfigError, match=r"set recipe\.n_classes"):
         recipe.loss(network(30), batch_of(recipe), Phase())
-    with pytest.raises(ConfigError, match="cannot speak"):
+    with pytest.raises(ConfigError, match="cannot generate"):
         speak(nn.Identity(), torch.zeros(1, 6, 5), MuLaw().drawn)
     for settings, message in (({"output": "pcm"}, "recipe.output"), ({"n_classes": 1}, "n_classes"), ({"resynthesise": -1}, "resynthesise")):
         with pytest.raises(ConfigError, match=message):

@@ -82,5 +82,5 @@ def test_micro_batches_come_as_the_reference_fills_them():
 
 
 def test_data_that_tell_no_shapes_are_refused():
-    with pytest.raises(ConfigError, match="list does not tell its images' aspect ratios"):
+    with pytest.raises(ConfigError, match="list does not report its images' aspect ratios"):
         GroupedByAspectRatio([1, 2, 3], seed=0, batch_size=2)

@@ -142,10 +142,10 @@ def test_a_newer_format_is_refused_as_that(tmp_path):
     write(tmp_path, [1, 2])
     (tmp_path / "step-00000002" / "state.pt").unlink()
     (tmp_path / "step-00000002" / "manifest.json").write_text('{"format": 2, "step": 2, "files": {}}')
-    with pytest.raises(CheckpointError, match="another format") as raised:
+    with pytest.raises(CheckpointError, match="a different format") as raised:
         checkpoint.newest_sound(tmp_path)
     assert not isinstance(raised.value, DamagedCheckpoint)
-    assert "the samewise that wrote it" in str(raised.value)
+    assert "the version of samewise that wrote it" in str(raised.value)
 
 
 def test_where_none_is_sound_each_is_named_and_none_deleted(tmp_path):

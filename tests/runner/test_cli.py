@@ -83,7 +83,7 @@ BAD = {
     "wrong word": (["train", "device=tpu"], "auto, cpu, cuda"),
     "syntax": (["train", "a=["], "cannot be read"),
     "no override": (["train", "fast"], "KEY=VALUE"),
-    "a sweep of nothing": (["sweep"], "which sweep?"),
+    "a sweep of nothing": (["sweep"], "no sweep was named"),
     "a sweep with an unknown choice": (["train", "-m", "optimizer=sgd,adm"], "did you mean 'adam'?"),
     "impossible value": (["train", "max_epochs=0"], "at least 1"),
     "impossible batch": (["train", "batch_size=5", "accumulate=2"], "a multiple of"),
@@ -94,10 +94,10 @@ BAD = {
     "missing argument": (["train", "+callbacks.extra._target_=torch.nn.Linear"], "needs this argument"),
     "wrong argument": (["train", "optimizer.momentum=fast"], "a number"),
     "unwritable folder": (["train", "run_root=/dev/null/x"], "cannot write"),
-    "no reference": (["show", "name=${nope}"], "refers to what does not exist"),
+    "no reference": (["show", "name=${nope}"], "refers to a value that does not exist"),
     "no such group": (["list", "optimzer"], "did you mean 'optimizer'?"),
     "no such package": (["show", "--package", "lab_that_is_not"], "cannot be found"),
-    "no such folder": (["show", "--config-dir", "nowhere"], "no such config folder"),
+    "no such folder": (["show", "--config-dir", "nowhere"], "config folder does not exist"),
     "check": (["check", "--static", "batch_size=0", "device=tpu"], "2 problems"),
 }
 

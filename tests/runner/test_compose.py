@@ -148,7 +148,7 @@ def test_all_wrong_overrides_are_told_at_once_and_the_good_ones_kept() -> None:
         ("optimizer.nestrov=true", "optimizer.nestrov", "did you mean 'optimizer.nesterov'?"),
         ("optimizer.other=1", "optimizer.other", "+optimizer.other=1"),
         ("+seed=3", "seed", "already"),
-        ("name=${nope.x}", "name", "refers to what does not exist"),
+        ("name=${nope.x}", "name", "refers to a value that does not exist"),
         ("loader.pin_memory=perhaps", "loader.pin_memory", "true or false"),
     ],
 )

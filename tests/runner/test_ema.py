@@ -113,9 +113,9 @@ def test_the_default_average_is_as_good_as_the_model_after_few_steps_and_after_m
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("decay=0.99998", "every_steps=32"), "callbacks.ema.every_steps: the run has 20 steps: the average stays the initial weights"),
-        (("decay=0.999",), "callbacks.ema.decay: the average reaches back over 1,000 steps, and the run has 20"),
-        (("decay=0.999", "every_steps=2", "rescale=true"), "callbacks.ema.decay: the average reaches back over 1,250 steps, and the run has 20"),
+        (("decay=0.99998", "every_steps=32"), "callbacks.ema.every_steps: the run has 20 steps: the average would keep the initial weights"),
+        (("decay=0.999",), "callbacks.ema.decay: the average spans about 1,000 steps, but the run has only 20"),
+        (("decay=0.999", "every_steps=2", "rescale=true"), "callbacks.ema.decay: the average spans about 1,250 steps, but the run has only 20"),
     ],
 )
 def test_an_average_that_stays_near_the_initial_weights_is_warned_of(given: tuple[str, ...], said: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_what_contradicts_itself_is_refused(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         build(compose([*TINY, given], project=BARE), BARE, RunFolder(tmp_path))
     assert error.value.problems[0].path == given.lstrip("+").partition("=")[0]
-    with pytest.raises(ConfigError, match="holds where there is no decay"):
+    with pytest.raises(ConfigError, match="has no effect together with a decay"):
         build(compose([*TINY, "callbacks.ema.decay=0.9", "+callbacks.ema.horizon=0.1"], project=BARE), BARE, RunFolder(tmp_path))
 
 

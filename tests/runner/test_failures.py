@@ -173,4 +173,4 @@ def test_a_summary_that_cannot_be_read_is_not_taken_for_a_run_that_is_not_done(t
     assert "summary.json: cannot be read: Input/output error" in done.stderr
     assert (folder / "trace.jsonl").read_bytes() == trace
     summary.rename(folder / "summary.json")
-    assert "finished before" in train(tmp_path, "max_steps=2").stdout
+    assert "already finished" in train(tmp_path, "max_steps=2").stdout

@@ -46,7 +46,7 @@ def test_a_rank_that_did_not_come_is_named_with_those_that_waited_and_in_what() 
         store.set(f"waited/{number}", "exchanging small values at step 7")
     told = rank(store, 0, "exchanging bucket 2 of the gradients").explained(TIMED_OUT, step=7)
     assert isinstance(told, TrainingError)
-    assert "rank 2: did not come" in str(told)
+    assert "rank 2: did not respond" in str(told)
     assert "rank 0 waited 5 s while exchanging bucket 2 of the gradients at step 7" in str(told)
     assert "ranks 1 and 3 waited 5 s while exchanging small values at step 7" in str(told)
     assert "strategy.timeout_s" in str(told)
@@ -56,9 +56,9 @@ def test_ranks_that_all_wait_in_different_exchanges_are_told_so() -> None:
     store = dist.HashStore()
     for number in (0, 1, 2):
         store.set(f"waited/{number}", "exchanging small values at step 7")
-    told = rank(store, 3, "hearing from rank 0").explained(TIMED_OUT, step=8)
+    told = rank(store, 3, "waiting for a message from rank 0").explained(TIMED_OUT, step=8)
     assert "wait for each other" in str(told)
-    assert "rank 3 waited 5 s while hearing from rank 0 at step 8" in str(told)
+    assert "rank 3 waited 5 s while waiting for a message from rank 0 at step 8" in str(told)
 
 
 def test_a_rank_that_waited_does_not_tell_again_what_another_has_told() -> None:
@@ -127,7 +127,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_named(tmp_path
         _, said = process.communicate(timeout=200)
         took = time.monotonic() - since
     assert process.returncode == 1, said
-    assert f"rank {stopped}: did not come: rank {1 - stopped} waited 6 s while exchanging" in said
+    assert f"rank {stopped}: did not respond: rank {1 - stopped} waited 6 s while exchanging" in said
     assert " at step " in said
     assert "gloo:" in said, "torch's flight recorder names the collective"
     assert "Traceback" not in said

@@ -192,7 +192,7 @@ def test_what_cannot_be_meant_is_refused(rule: dict[str, Any], path: str) -> Non
     with pytest.raises(ConfigError) as error:
         parameter_groups(Block(), {"a": rule})
     assert [problem.path for problem in error.value.problems] == [path]
-    with pytest.raises(ConfigError, match=r"initialise.frozen_statistics: no such word"):
+    with pytest.raises(ConfigError, match=r"initialise.frozen_statistics: no such choice"):
         initialise(Block(), {"frozen": ["head.*"], "frozen_statistics": "none"})
 
 

@@ -70,7 +70,7 @@ def test_without_an_address_the_environment_must_give_one(as_rank_0) -> None:
 
 @pytest.mark.parametrize("place", ["ftp://host:1", "tcp://host", "file://relative", "somewhere"])
 def test_what_is_no_place_is_refused_at_once(place) -> None:
-    with pytest.raises(ConfigError, match="is no place to meet"):
+    with pytest.raises(ConfigError, match="is not a valid meeting point"):
         Elastic(init_method=place)
 
 

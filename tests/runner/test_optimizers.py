@@ -130,7 +130,7 @@ WRONG = [
     ({"_target_": "torch.optim.Adam", "betas": [0.9, 1.5]}, {}, "optimizer.betas", "Invalid beta parameter at index 1"),
     (sgd(lr="fast"), {}, "optimizer", "not supported"),
     (sgd(momentun=0.9), {}, "optimizer", "momentun"),
-    ({"_target_": "torch.optim.LBFGS"}, {}, "optimizer", "several times a step"),
+    ({"_target_": "torch.optim.LBFGS"}, {}, "optimizer", "several times per step"),
     ({"_target_": "torch.optim.Muon"}, {}, "optimizer", r"not 0.bias \[8\], 1.weight \[8\], 1.bias \[8\], 2.bias \[3\]"),
     ({"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 3}, {}, "optimizer", "in_features|Linear|multiple values"),
     (sgd(), {"norms": {"match": "norm", "weight_dcay": 0}}, "param_groups.norms.weight_dcay", "did you mean 'weight_decay'"),

@@ -127,7 +127,7 @@ WRONG = [
     ({"a": {"match": "conv1.weigth"}}, "param_groups.a.match", "did you mean 'conv1.weight'"),
     ({"a": {"match": "type:BatchNorm"}}, "param_groups.a.match", "did you mean 'type:BatchNorm2d'"),
     ({"a": {"match": "embedding"}}, "param_groups.a.match", "the model has none"),
-    ({"a": {"match": "re:("}}, "param_groups.a.match", "not a regular expression"),
+    ({"a": {"match": "re:("}}, "param_groups.a.match", "not a valid regular expression"),
     ({"a": {"match": []}}, "param_groups.a.match", "not a pattern"),
     ({"a": {"match": 3}}, "param_groups.a.match", "not a pattern"),
     ({"a": {"lr": 0.1}}, "param_groups.a", "not a rule"),

@@ -138,7 +138,7 @@ def test_weights_that_the_run_does_not_keep_are_named(samewise, runs, command, t
     file = [recording(tmp_path / "a.wav")] if command == "predict" else []
     done = samewise(command, runs["separation"], *file, "--weights", "ema")
     assert done.returncode == 2
-    assert "--weights: the run has no such weights" in done.stderr
+    assert "--weights: the run does not have these weights" in done.stderr
     assert "no callback of the run keeps others" in done.stderr
 
 
@@ -214,15 +214,15 @@ def test_what_cannot_be_is_said(samewise, runs, tmp_path):
     sound = recording(tmp_path / "a.wav")
     done = samewise("predict", runs["separation"], sound, "--checkpoint", "77")
     assert done.returncode == 2
-    assert "there is no such checkpoint" in done.stderr
+    assert "no such checkpoint" in done.stderr
     done = samewise("predict", runs["separation"], "seed=1")
     assert done.returncode == 2
-    assert "no file to predict from" in done.stderr
+    assert "no files to predict from" in done.stderr
     done = samewise("predict", runs["separation"], sound, "sede=1")
     assert done.returncode == 2
     assert "did you mean 'seed'" in done.stderr
 
 
 def test_a_recipe_that_reads_files_and_does_not_say_what_it_predicts_is_named() -> None:
-    with pytest.raises(ConfigError, match="Classification reads files, but does not say what it predicts"):
+    with pytest.raises(ConfigError, match="Classification reads files, but has no `predict`"):
         Recipe.predict(Classification(), torch.nn.Identity(), {})

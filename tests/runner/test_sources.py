@@ -115,7 +115,7 @@ def test_an_old_result_is_given_with_a_warning_where_that_is_asked_for(train, la
     assert "helper_of_lab_of_code.py is gone" in train().stderr
     done = train("reproducibility.other_environment=record")
     assert done.returncode == 0
-    assert "finished before" in done.stdout
+    assert "already finished" in done.stdout
     assert "warning: helper_of_lab_of_code.py is gone" in done.stderr
 
 
@@ -147,13 +147,13 @@ def test_a_run_from_before_code_was_recorded_answers_as_it_did(train, lab):
     assert train().returncode == 0
     (the_run(lab) / "sources.json").unlink()
     edit(lab / "lab_of_code" / "net.py")
-    assert "finished before" in train().stdout
+    assert "already finished" in train().stdout
 
 
 def test_the_same_code_elsewhere_is_the_same(train, lab, monkeypatch):
     assert train().returncode == 0
     monkeypatch.chdir(lab.rename(lab.with_name("moved")))
-    assert "finished before" in train().stdout
+    assert "already finished" in train().stdout
     edit(lab.with_name("moved") / "lab_of_code" / "net.py")
     assert "lab_of_code/net.py has changed" in train().stderr
 
@@ -168,9 +168,9 @@ def test_verify_eval_and_diff_say_that_the_code_differs(train, samewise, lab, tm
     done = samewise("verify", first)
     assert done.returncode == 1
     assert "the code differs: lab_of_code/parts/layers.py has changed" in done.stdout
-    assert "parts at step 1" in done.stdout
+    assert "diverges at step 1" in done.stdout
     forget()
-    assert "layers.py has changed; the run was trained before that" in samewise("eval", first).stderr
+    assert "layers.py has changed; the run was trained with the earlier version" in samewise("eval", first).stderr
     assert train("name=edited", f"run_root={tmp_path}/other").returncode == 0
     (second,) = (tmp_path / "other").glob("*/*/")
     assert "differs in lab_of_code/parts/layers.py" in samewise("diff", first, second).stdout

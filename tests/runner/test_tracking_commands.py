@@ -59,7 +59,7 @@ def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.C
 
     with hold(unsent.sending):
         assert main(["sync"]) == 1
-        assert "training has ended, and its own sender still tries" in capsys.readouterr().out
+        assert "training has ended, and its own sender is still sending" in capsys.readouterr().out
         with unsent.locked():
             assert main(["sync"]) == 0
         assert "in progress" in capsys.readouterr().out
@@ -68,12 +68,12 @@ def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.C
 @pytest.mark.parametrize(
     ("argv", "word"),
     [
-        (["sync", "--run-root", "nowhere"], "there are no runs"),
-        (["sync", "no-such-run"], "no run of that name"),
+        (["sync", "--run-root", "nowhere"], "no runs were found"),
+        (["sync", "no-such-run"], "no such run"),
         (["sync", "--uri", "mlruns"], "sqlite:///mlruns/mlflow.db"),
         (["ui"], "samewise train experiment=resnet18_digits"),
-        (["ui", "--uri", "file:///somewhere"], "no longer keeps runs as files"),
-        (["ui", "--port", "70000"], "no port number"),
+        (["ui", "--uri", "file:///somewhere"], "no longer stores runs as files"),
+        (["ui", "--port", "70000"], "not a valid port number"),
         (["ui", "--uri", "http://127.0.0.1:9"], "the server does not answer: "),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_sparse_trace_is_compared_where_it_has_lines_and_the_weights_at_the_en
 def test_another_seed_parts_at_the_first_step(samewise, run):
     done = samewise("verify", run, "seed=1")
     assert done.returncode == 1
-    assert "parts at step 1: the data" in done.stdout
+    assert "diverges at step 1: the data" in done.stdout
     assert "seed: 0 there, 1 here" in done.stdout
 
 
@@ -104,7 +104,7 @@ def test_a_run_resumed_from_an_altered_checkpoint_parts_at_the_next_step(samewis
     assert samewise("train", *TINY, f"run_root={run.parents[1]}").returncode == 0
     done = samewise("diff", original, run)
     assert done.returncode == 1
-    assert "parts at step 5: " in done.stdout
+    assert "diverges at step 5: " in done.stdout
 
 
 def test_a_run_in_another_environment_is_not_compared(samewise, run):
@@ -138,4 +138,4 @@ def test_eval_gives_what_training_measured(samewise, run):
 def test_a_run_that_is_not_there_is_a_clear_error(samewise, run):
     done = samewise("verify", "0000", "--run-root", run.parents[1])
     assert done.returncode == 2
-    assert "no run of that name" in done.stderr
+    assert "no such run" in done.stderr

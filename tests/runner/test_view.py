@@ -77,7 +77,7 @@ def test_nothing_that_it_sees_shares_memory_with_what_trains(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["model", "network", "phases", "strategy", "precision", "recipe", "schedule", "progress", "recorder", "optimizer"])
 def test_what_trains_is_not_there_and_the_error_names_what_is(name: str, tmp_path: Path) -> None:
     view = built(tmp_path).recorder.view
-    with pytest.raises(AttributeError, match=rf"a callback sees no '{name}' of a run.*weights"):
+    with pytest.raises(AttributeError, match=rf"a callback cannot access '{name}' of a run.*weights"):
         getattr(view, name)
 
 

@@ -247,4 +247,4 @@ def test_the_address_of_the_table_has_all_runs_also_one_that_another_sweep_has_t
 def test_a_sweep_that_is_not_there_is_named(samewise, tmp_path) -> None:
     done = samewise("report", "nothing", "--run-root", str(tmp_path))
     assert done.returncode == 2
-    assert "no sweep of that name" in done.stderr
+    assert "no such sweep" in done.stderr

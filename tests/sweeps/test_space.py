@@ -87,7 +87,7 @@ def test_sobol_points_fill_every_part_of_the_space(tmp_path: Path) -> None:
     [
         (["optimizer.lr=interval(0,1)"], "optimizer.lr", "sweeper=random"),
         (["optimizer.lr=interval(1,0)"], "optimizer.lr", "empty interval"),
-        (["optimizer.lr=tag(log,interval(0,1))"], "optimizer.lr", "above nought"),
+        (["optimizer.lr=tag(log,interval(0,1))"], "optimizer.lr", "must start above 0"),
         (["seed=interval(0,9)"], "seed", "seed=range(5)"),
         (["model=glob(resnext9*)"], "model", "samewise list model"),
         (["batch_size=1,2", "batch_size=3,4"], "batch_size", "varies twice"),

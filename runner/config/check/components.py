@@ -33,12 +33,14 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
     callbacks = whole.get("callbacks")
     for name, node in (cast(Node, callbacks) if isinstance(callbacks, Mapping) else {}).items():
         if isinstance(node, Mapping) and "_target_" not in node:  # settings of a callback that was not chosen
-            hint = f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` leaves its settings out"
+            hint = f"`callbacks=[default,{name}]` chooses it, `~callbacks.{name}` removes its settings"
             yield Problem(f"callbacks.{name}", "is not a component", node, "a mapping with a _target_", hint)
     optimizer = whole.get("optimizer")
     if isinstance(optimizer, Mapping) and "_target_" in optimizer and (phases := _by_phase(cast(Node, optimizer))):
-        words = f"is one optimizer for everything, and one for each of: {', '.join(phases)}"
-        yield Problem("optimizer", words, optimizer["_target_"], "one or the other", f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses that of one phase")
+        words = f"mixes one optimizer for everything with one for each of: {', '.join(phases)}"
+        yield Problem(
+            "optimizer", words, optimizer["_target_"], "one or the other", f"`optimizer@optimizer.{phases[0]}=CHOICE` chooses the optimizer of one phase"
+        )
     elif isinstance(optimizer, Mapping) and "_target_" not in optimizer:
         several = cast(Node, optimizer).values()
         if not several or not all(isinstance(one, Mapping) and "_target_" in one for one in several):
@@ -98,7 +100,7 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
                 f"{path}.{key}",
                 f"{made.__qualname__} has no such argument",
                 value,
-                hint=f"{nearest(key, names) or 'it takes none'}; ~{path}.{key} takes it away",
+                hint=f"{nearest(key, names) or 'it takes none'}; ~{path}.{key} removes it",
             )
 
 

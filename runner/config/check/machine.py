@@ -34,7 +34,7 @@ def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
 
     if not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
-        yield Problem("device", f"is not there: {why}", "cuda", "auto or cpu", "`samewise doctor` says more")
+        yield Problem("device", f"is not available: {why}", "cuda", "auto or cpu", "run `samewise doctor` for details")
 
 
 def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
@@ -44,7 +44,7 @@ def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
     import torch
 
     if not torch.cuda.is_available():
-        yield Problem("strategy.backend", "nccl connects CUDA devices, and torch finds none", "nccl", "gloo, or null for what fits the device")
+        yield Problem("strategy.backend", "nccl connects CUDA devices, and torch finds none", "nccl", "gloo, or null to choose by device")
 
 
 ANYWHERE: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written,)

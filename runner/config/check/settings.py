@@ -76,7 +76,7 @@ def keys_are_known(cfg: Config) -> Iterator[Problem]:
             yield Problem(key, "no such key", hint=nearest(key, known))
     for key in known:
         if key not in cfg:
-            yield Problem(key, "was taken away, but every experiment needs it", hint="to switch a part off choose its `none`, where it has one")
+            yield Problem(key, "was removed, but every experiment needs it", hint="to switch a part off, choose `none` if the group has it")
 
 
 def nothing_is_missing(cfg: Config) -> Iterator[Problem]:
@@ -94,7 +94,7 @@ def numbers_are_possible(cfg: Config) -> Iterator[Problem]:
     if _is_number(clip := cfg.get("clip_norm")) and not 0 < clip < math.inf:
         yield Problem("clip_norm", "must be a positive number", clip, "a positive number, or null for no clipping")
     if _is_number(interval := at(cfg, "tracking.send_every_s")) and not 0 < interval < math.inf:
-        yield Problem("tracking.send_every_s", "must be a positive number", interval, "seconds between two sendings")
+        yield Problem("tracking.send_every_s", "must be a positive number", interval, "seconds between two transmissions")
     if _is_number(seed := cfg.get("seed")) and not -(2**63) <= seed < 2**63:
         yield Problem("seed", "is too large", seed, "a whole number of at most 63 bits")
 
@@ -120,9 +120,9 @@ def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
     if "/" not in monitor:
         yield Problem("evaluate.monitor", "names no split", monitor, "SPLIT/METRIC", f"evaluate.monitor=valid/{monitor}")
     elif mode == "max" and LESS_IS_BETTER.search(monitor):
-        yield Problem("evaluate.mode", f"would call the worst {monitor} the best", mode, "min")
+        yield Problem("evaluate.mode", f"would take the worst {monitor} as the best", mode, "min")
     elif mode == "min" and MORE_IS_BETTER.search(monitor):
-        yield Problem("evaluate.mode", f"would call the worst {monitor} the best", mode, "max")
+        yield Problem("evaluate.mode", f"would take the worst {monitor} as the best", mode, "max")
 
 
 def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
@@ -163,15 +163,15 @@ def variables_only_compute(cfg: Config) -> Iterator[Problem]:
 
 def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
     if at(cfg, "reproducibility.benchmark") is True and at(cfg, "reproducibility.deterministic") is True:
-        message = "lets timing choose cuDNN's algorithms, which is another one, and other bits, each time"
-        yield Problem("reproducibility.benchmark", message, True, "false beside deterministic: true", "reproducibility=fast gives up the promise, and has both")
+        message = "chooses cuDNN's algorithms by timing, which can change them, and the bits, from run to run"
+        yield Problem("reproducibility.benchmark", message, True, "false, with deterministic: true", "reproducibility=fast allows it, and gives up the promise")
 
 
 def words_are_known(cfg: Config) -> Iterator[Problem]:
     for path, known in (("reproducibility.level", LEVELS), ("reproducibility.other_environment", OTHER_ENVIRONMENT)):
         value = at(cfg, path)
         if value not in known:
-            yield Problem(path, "no such word", value, f"one of: {', '.join(known)}")
+            yield Problem(path, "no such choice", value, f"one of: {', '.join(known)}")
 
 
 RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (

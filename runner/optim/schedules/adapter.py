@@ -68,7 +68,7 @@ class TorchSchedule(Schedule):
         step = getattr(scheduler, "step", None)
         if not callable(step) or any(parameter.default is parameter.empty for parameter in inspect.signature(step).parameters.values()):
             kind, hint = type(scheduler).__name__, "use samewise.runner.optim.schedules.Plateau, or subclass Schedule"
-            raise ConfigError(Problem("scheduler.scheduler", "its step() needs to be told something", kind, "a step() without arguments", hint))
+            raise ConfigError(Problem("scheduler.scheduler", "its step() requires an argument", kind, "a step() without arguments", hint))
         stand_in.step()  # torch warns of a scheduler that steps before its optimizer
         self._running[name] = (stand_in, scheduler, 0)
 

@@ -64,7 +64,7 @@ class OneCycle(Schedule):
         super().attach(span, groups)
         if isinstance(self.max_lr, Sequence):
             counts = sorted({1 + max(other.index for other in groups if other.optimizer == group.optimizer) for group in groups})
-            require(counts == [len(self.max_lr)], "scheduler.max_lr", "has not one value for each parameter group", self.max_lr, f"{counts} values")
+            require(counts == [len(self.max_lr)], "scheduler.max_lr", "must have one value for each parameter group", self.max_lr, f"{counts} values")
         if self.cycle_momentum and not all("momentum" in group.base or "betas" in group.base for group in groups):
             raise ConfigError(
                 Problem("scheduler.cycle_momentum", "the optimizer has neither momentum nor betas", True, hint="set scheduler.cycle_momentum=false")

@@ -44,11 +44,11 @@ class Plateau(LearningRate):
     ) -> None:
         super().__init__()
         require(bool(metric), "metric", "is not the name of a metric", metric, "a name such as valid/loss")
-        require(mode in ("min", "max"), "mode", "is neither", mode, "min or max")
-        require(number(factor, least=0) and factor < 1, "factor", "does not reduce", factor, "a number from 0 to below 1")
+        require(mode in ("min", "max"), "mode", "is not a valid mode", mode, "min or max")
+        require(number(factor, least=0) and factor < 1, "factor", "would not reduce the learning rate", factor, "a number from 0 to below 1")
         require(whole(patience, least=0), "patience", "is not a number of evaluations", patience, "a whole number of at least 0")
         require(number(threshold, least=0), "threshold", "is not a possible threshold", threshold, "a number of at least 0")
-        require(threshold_mode in ("rel", "abs"), "threshold_mode", "is neither", threshold_mode, "rel or abs")
+        require(threshold_mode in ("rel", "abs"), "threshold_mode", "is not a valid mode", threshold_mode, "rel or abs")
         require(whole(cooldown, least=0), "cooldown", "is not a number of evaluations", cooldown, "a whole number of at least 0")
         require(number(min_lr, least=0), "min_lr", "is not a possible learning rate", min_lr, "a number of at least 0")
         require(number(eps, least=0), "eps", "is not a possible difference", eps, "a number of at least 0")
@@ -71,7 +71,7 @@ class Plateau(LearningRate):
         """Count this evaluation.
 
         Raises:
-            ConfigError: there is no such metric.
+            ConfigError: the metric does not exist.
         """
         if self.metric not in metrics:
             raise ConfigError(Problem("scheduler.metric", "is not among the metrics of the evaluation", self.metric, hint=nearest(self.metric, metrics)))

@@ -25,7 +25,7 @@ class LinearWarmup(LearningRate):
         require(whole(duration, least=0), "duration", "is not a possible duration", duration, "a whole number of at least 0")
         require(number(start_factor, least=0, most=1), "start_factor", "is not a possible factor", start_factor, "a number from 0 to 1")
         require(number(end_factor, least=0, most=1), "end_factor", "is not a possible factor", end_factor, "a number from 0 to 1")
-        require(unit == "step" or not within_first_epoch, "within_first_epoch", "is for a warm-up counted in steps", unit, "unit: step")
+        require(unit == "step" or not within_first_epoch, "within_first_epoch", "applies only to a warm-up counted in steps", unit, "unit: step")
         self.duration, self.start_factor, self.end_factor, self.within_first_epoch = duration, start_factor, end_factor, within_first_epoch
 
     def rate(self, time: int, lr: float) -> float:
