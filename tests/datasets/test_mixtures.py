@@ -195,7 +195,7 @@ def test_a_stretch_is_the_same_of_the_mixture_and_its_parts(tmp_path, made, fold
 
 @pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
 def test_missing_mixtures_are_named(tmp_path, made, folder, mixture):
-    with pytest.raises(DataError, match=r"is not there[\s\S]*set dataset.root=FOLDER"):
+    with pytest.raises(DataError, match=r"was not found[\s\S]*set dataset.root=FOLDER"):
         made(tmp_path)
     generate(tmp_path / folder, mixture)
     (tmp_path / folder / "s2" / "1.wav").unlink()
@@ -206,7 +206,7 @@ def test_missing_mixtures_are_named(tmp_path, made, folder, mixture):
 @pytest.mark.parametrize(("made", "folder", "mixture"), LAYOUTS)
 def test_another_rate_is_refused(tmp_path, made, folder, mixture):
     generate(tmp_path / folder, mixture, rate=16000)
-    with pytest.raises(DataError, match="another rate"):
+    with pytest.raises(DataError, match="a different sample rate"):
         made(tmp_path)
 
 

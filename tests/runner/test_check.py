@@ -77,7 +77,7 @@ def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: 
         (["name=../elsewhere"], "name", "folder"),
         (["name=a/b"], "name", "folder"),
         (["+fo=1"], "fo", "no such key"),
-        (["~seed"], "seed", "taken away"),
+        (["~seed"], "seed", "was removed"),
         (["++dataset.num_classes=???"], "dataset.num_classes", "must be given"),
         (["+reproducibility.variables.LD_PRELOAD=x.so"], "reproducibility.variables.LD_PRELOAD", "may not set"),
         (["+reproducibility.variables.PYTHONPATH=x"], "reproducibility.variables.PYTHONPATH", "may not set"),
@@ -106,7 +106,7 @@ def test_each_wrong_thing_is_found_at_its_path(overrides: list[str], path: str, 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there_is_found() -> None:
-    assert "not there" in found("device=cuda")["device"].message
+    assert "not available" in found("device=cuda")["device"].message
 
 
 def test_problems_of_every_kind_come_in_one_report() -> None:

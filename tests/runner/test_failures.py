@@ -141,7 +141,7 @@ def test_a_full_disk_ends_training_with_a_message_and_more_room_lets_it_go_on(tr
         full = train(disk / "runs", "model.width=16", "checkpoint.every_steps=2", "checkpoint.background=false")
         assert full.returncode == 1
         assert "No space left" in full.stderr or "disk is full" in full.stderr
-        assert "the same command" in full.stderr
+        assert "run the same command again" in full.stderr
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         done = train(disk / "runs", "model.width=16", "checkpoint.every_steps=2", "checkpoint.background=false")
         assert done.returncode == 0, done.stderr

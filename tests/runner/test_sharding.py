@@ -41,7 +41,7 @@ def test_modules_are_meant_by_class_or_by_name():
     assert [name for name, _ in named(net, ["Sequential"], "strategy.shard")] == ["blocks.0", "blocks.1"]
     assert [name for name, _ in named(net, ["head", "blocks.1"], "strategy.shard")] == ["blocks.1", "head"]
     assert [name for name, _ in named(net, "head", "strategy.shard")] == ["head"]
-    with pytest.raises(ConfigError, match=r"strategy\.shard.*means no module(.|\n)*did you mean 'Sequential'"):
+    with pytest.raises(ConfigError, match=r"strategy\.shard.*matches no module(.|\n)*did you mean 'Sequential'"):
         named(net, ["Sequental"], "strategy.shard")
     with pytest.raises(ConfigError, match=r"never called(.|\n)*blocks\.\*"):
         named(net, ["blocks"], "strategy.shard")
