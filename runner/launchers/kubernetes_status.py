@@ -35,7 +35,7 @@ class Cluster:
         done = self._call("apply", f"--filename={manifest}")
         if done.returncode:
             hint = "`kubectl config current-context` names the cluster; launcher.apply=false writes the manifest only"
-            raise ConfigError(Problem("launcher", f"kubectl cannot apply the Job: {last_line(done.stderr) or 'without a word'}", hint=hint))
+            raise ConfigError(Problem("launcher", f"kubectl cannot apply the Job: {last_line(done.stderr) or 'no message'}", hint=hint))
 
     def look(self, name: str, count: int) -> dict[int, Seen] | None:
         """Where each index of a Job stands; empty where there is no such Job, None where the cluster does not answer."""

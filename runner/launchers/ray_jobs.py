@@ -20,7 +20,7 @@ from samewise.runner.launchers.submission import PATIENCE_S, last_line
 
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Variables in which Ray's own commands look for the address, in their order."""
-_EXPECTED = "the address of the cluster's dashboard: http://HOST:8265"
+_EXPECTED = "the address of the cluster's dashboard, such as http://HOST:8265"
 
 
 class Away(Exception):

@@ -274,7 +274,7 @@ def _call(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _refusal(done: subprocess.CompletedProcess[str]) -> str:
-    return re.sub(r"^\w+: ((error|fatal): )?", "", last_line(done.stderr)) or "without a word"
+    return re.sub(r"^\w+: ((error|fatal): )?", "", last_line(done.stderr)) or "no message"
 
 
 def _seconds(limit: str) -> int | None:

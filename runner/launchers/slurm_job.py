@@ -50,7 +50,7 @@ class Batch:
         if (told and word["exit_code"] == INTERRUPTED) or (not told and code in _STOPPED):
             if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < self._given["requeues"]:
                 return self._leave("scontrol", "requeue", self._id, code=code)
-            print("put back into the queue too often: launcher.requeues", file=sys.stderr)
+            print("requeued too often; launcher.requeues sets the limit", file=sys.stderr)
         elif code and not told:
             self._sweep.note(self._job.number, ended=time.time(), exit_code=code, said=unexplained(128 - code if code - 128 in set(signal.Signals) else code))
         return code

@@ -111,4 +111,4 @@ def last_line(text: str) -> str:
 
 def unexplained(code: int) -> str:
     """How a run's process ended that has left no word; a signal as a negative number."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} before it could say why"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} without giving a reason"

@@ -96,9 +96,9 @@ class Space:
         return tuple(part for part in self.parts if isinstance(part, str))
 
     def require_dimensions(self) -> None:
-        """Raise ConfigError where nothing varies but the seed, which leaves a sweeper nothing to choose."""
+        """Raise ConfigError where nothing but the seed varies, which leaves a sweeper nothing to choose."""
         if not self.dimensions:
-            raise ConfigError(Problem("sweeper", "nothing varies but the seed", expected="keys with several values, or an interval", hint="sweeper=grid"))
+            raise ConfigError(Problem("sweeper", "nothing but the seed varies", expected="keys with several values, or an interval", hint="sweeper=grid"))
 
     def at(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """The overrides of one point, in the command line's order; what `values` does not name is left out."""

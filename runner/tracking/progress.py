@@ -61,7 +61,9 @@ def load(folder: RunFolder) -> TrackingState:
         value = read_json(folder.tracking)
     except ValueError:
         value = None
-        _LOG.warning("%s is damaged: everything is sent to a new MLflow run; it is kept as %s", folder.tracking, set_aside(folder.tracking, "damaged").name)
+        _LOG.warning(
+            "%s is damaged: everything is sent to a new MLflow run; the old file is kept as %s", folder.tracking, set_aside(folder.tracking, "damaged").name
+        )
     return _made(cast(dict[str, Any], value)) if isinstance(value, dict) else TrackingState()
 
 

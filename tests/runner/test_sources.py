@@ -96,7 +96,7 @@ def test_a_finished_run_answers_for_the_code_it_was_trained_with_and_no_other(tr
     assert sorted(json.loads((the_run(lab) / "sources.json").read_text())) == USED
     before = state(the_run(lab))
     edit(lab / "lab_of_code" / "unused.py")
-    assert "finished before" in train().stdout
+    assert "already finished" in train().stdout
     for names in (USED[:2], USED[2:]):
         texts = {name: edit(lab / name) for name in names}
         done = train()
@@ -105,7 +105,7 @@ def test_a_finished_run_answers_for_the_code_it_was_trained_with_and_no_other(tr
         assert "name=" in done.stderr
         for name, text in texts.items():
             (lab / name).write_text(text)
-    assert "finished before" in train().stdout
+    assert "already finished" in train().stdout
     assert state(the_run(lab)) == before
 
 
