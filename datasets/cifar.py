@@ -54,5 +54,5 @@ def _read(kind: type[torchvision.datasets.CIFAR10], *, root: str, split: Split, 
     images = torch.from_numpy(data.data).permute(0, 3, 1, 2)
     labels = torch.tensor(data.targets)
     if split != "test":
-        images, labels = torchvision_files.cut(images, labels, split=split, held_out=held_out)
+        images, labels = torchvision_files.split_held_out(images, labels, split=split, held_out=held_out)
     return images, labels, data.classes

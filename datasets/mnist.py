@@ -52,4 +52,4 @@ def _read(kind: type[torchvision.datasets.MNIST], *, root: str, split: Split, he
 
     data = torchvision_files.load(make, root=root, expected=expected, download=download)
     images, labels = data.data[:, None], data.targets.long()
-    return (images, labels) if split == "test" else torchvision_files.cut(images, labels, split=split, held_out=held_out)
+    return (images, labels) if split == "test" else torchvision_files.split_held_out(images, labels, split=split, held_out=held_out)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.image_files import check_classes, class_folders, list_images, spaced
+from samewise.datasets.parts.image_files import check_classes, class_folders, list_images, spaced_indices
 from samewise.datasets.parts.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_torchcodec, versions
 from samewise.runner.errors import ConfigError, DataError, Problem
 
@@ -94,8 +94,8 @@ class VideoClips(Dataset[dict[str, Any]]):
         """32 hex digits: what decodes, classes, names, labels, sizes of the files (of up to 100,000), and the first and last 64 KiB of 64."""
         digest = blake2b(repr((versions(), self.classes, self._labels)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
-        digest.update(repr([self.path(index).stat().st_size for index in spaced(len(self), _SIZES)]).encode())
-        for index in spaced(len(self), _CONTENTS):
+        digest.update(repr([self.path(index).stat().st_size for index in spaced_indices(len(self), _SIZES)]).encode())
+        for index in spaced_indices(len(self), _CONTENTS):
             with open(self.path(index), "rb") as file:
                 digest.update(file.read(_BLOCK))
                 file.seek(-min(_BLOCK, file.seek(0, os.SEEK_END)), os.SEEK_END)

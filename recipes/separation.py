@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from samewise.datasets.parts.audio_files import read_audio
-from samewise.recipes.parts.si_sdr import assigned, best_assignment, in_order, pairwise_si_sdr, si_sdr
+from samewise.recipes.parts.si_sdr import best_assignment, in_order, pairwise_si_sdr, select_assigned, si_sdr
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
@@ -98,7 +98,7 @@ class Separation(Recipe):
         """Minus the SI-SDR in dB, averaged over speakers under their best assignment, summed over the B mixtures."""
         estimates = _separated(model, batch["mixture"], batch["sources"].shape[1])
         pairwise = pairwise_si_sdr(estimates, batch["sources"], _inside(batch))
-        reached = assigned(pairwise, best_assignment(pairwise)).mean(1)
+        reached = select_assigned(pairwise, best_assignment(pairwise)).mean(1)
         return Loss(-reached.sum(), count=len(reached))
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredSeparation:
@@ -107,7 +107,7 @@ class Separation(Recipe):
         pairwise = pairwise_si_sdr(estimates, sources, inside)
         assignment = best_assignment(pairwise)
         estimates = in_order(estimates, assignment)
-        reached = assigned(pairwise, assignment).cpu()
+        reached = select_assigned(pairwise, assignment).cpu()
         before = si_sdr(batch["mixture"].double()[:, None], sources, inside[:, None]).cpu()
         after_sdr, before_sdr = self._bss_eval(estimates, batch) if self.sdr else (None, None)
         gain = (reached - before).mean(1)

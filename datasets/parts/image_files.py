@@ -96,8 +96,8 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         digest = blake2b(repr((self.classes, self._mode)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
         digest.update(self._labels.numpy())
-        digest.update(repr([self.path(index).stat().st_size for index in spaced(len(self), _SIZES)]).encode())
-        for index in spaced(len(self), _CONTENTS):
+        digest.update(repr([self.path(index).stat().st_size for index in spaced_indices(len(self), _SIZES)]).encode())
+        for index in spaced_indices(len(self), _CONTENTS):
             digest.update(self.path(index).read_bytes())
         return digest.hexdigest()
 
@@ -179,6 +179,6 @@ def check_classes(here: Path, classes: list[str], *, num_classes: int | None) ->
         raise DataError(Problem(str(here), f"has {len(classes)} class folders ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))
 
 
-def spaced(length: int, wanted: int) -> list[int]:
+def spaced_indices(length: int, wanted: int) -> list[int]:
     """Up to `wanted` of the indices, evenly spaced."""
     return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import AudioInfo, audio_info, list_audio, read_audio
-from samewise.datasets.parts.recordings import Texts, spaced
+from samewise.datasets.parts.recordings import Texts, spaced_indices
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 _CONTENTS = 64
@@ -45,7 +45,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         self._frames = None if seconds is None else max(1, round(seconds * sample_rate))
         names = _listed(folder, mixture, sources, data)
         self._names = Texts(names)
-        for index in spaced(len(names), _HEADERS):
+        for index in spaced_indices(len(names), _HEADERS):
             for part in (mixture, *sources):
                 self._info(part, names[index])
 

@@ -67,7 +67,7 @@ class Recordings:
             self._kept = torch.cat(waveforms)
             self._ends = np.cumsum([0, *map(len, waveforms)])
         else:
-            for index in spaced(len(names), _HEADERS):
+            for index in spaced_indices(len(names), _HEADERS):
                 self.frames(index)
 
     def __len__(self) -> int:
@@ -100,8 +100,8 @@ class Recordings:
         digest = blake2b(repr((len(self), self.sample_rate)).encode(), digest_size=16)
         digest.update(self.names.block)
         digest.update(self.names.ends)
-        digest.update(repr([os.path.getsize(self.path(index)) for index in spaced(len(self), _SIZES)]).encode())
-        for index in spaced(len(self), _CONTENTS):
+        digest.update(repr([os.path.getsize(self.path(index)) for index in spaced_indices(len(self), _SIZES)]).encode())
+        for index in spaced_indices(len(self), _CONTENTS):
             digest.update(self.path(index).read_bytes())
         return digest.hexdigest()
 
@@ -110,6 +110,6 @@ class Recordings:
         return resample(waveform, from_rate=rate, to_rate=self.sample_rate)
 
 
-def spaced(length: int, wanted: int) -> list[int]:
+def spaced_indices(length: int, wanted: int) -> list[int]:
     """Up to `wanted` of the indices, evenly spaced."""
     return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]

@@ -48,7 +48,7 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
         raise DataError(Problem(str(folder), f"cannot be used: {error.strerror or error}", expected="a folder that can be read and written")) from None
 
 
-def cut(images: Tensor, labels: Tensor, *, split: str, held_out: int) -> tuple[Tensor, Tensor]:
+def split_held_out(images: Tensor, labels: Tensor, *, split: str, held_out: int) -> tuple[Tensor, Tensor]:
     """The training file's share of a split: its last `held_out` samples are "valid", the others "train".
 
     Raises:

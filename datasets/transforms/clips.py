@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from samewise.datasets.transforms.images import mapped
+from samewise.datasets.transforms.images import map_images
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, BatchTransform
 
@@ -21,4 +21,4 @@ class ChannelsBeforeTime(BatchTransform):
             raise ConfigError(
                 Problem("transforms", "ChannelsBeforeTime requires clips", form, "[batch, time, channels, height, width]", "transforms=images is for images")
             )
-        return mapped(batch, ("image",), lambda clips: clips.movedim(2, 1).contiguous())
+        return map_images(batch, ("image",), lambda clips: clips.movedim(2, 1).contiguous())

@@ -35,14 +35,14 @@ class _BoxFlip(BatchTransform):
         images, flip = batch["image"], choices["flip"]
         lengths = [image.shape[self.dimension] for image in images]
         changed = zip(batch["boxes"], lengths, flip.tolist(), strict=True)
-        boxes = [self.mirrored(one, length) if flipped else one for one, length, flipped in changed]
+        boxes = [self.mirror(one, length) if flipped else one for one, length, flipped in changed]
         if isinstance(images, Tensor):
             return {**batch, "image": torch.where(per_sample(flip, images), images.flip(self.dimension), images), "boxes": boxes}
         flipped = [image.flip(self.dimension) if turned else image for image, turned in zip(images, flip.tolist(), strict=True)]
         return {**batch, "image": flipped, "boxes": boxes}
 
     @abc.abstractmethod
-    def mirrored(self, boxes: Tensor, length: int) -> Tensor:
+    def mirror(self, boxes: Tensor, length: int) -> Tensor:
         """Boxes float32[N, 4] of an image that is `length` pixels long in this direction."""
 
 
@@ -52,7 +52,7 @@ class RandomHorizontalFlipWithBoxes(_BoxFlip):
 
     dimension = -1
 
-    def mirrored(self, boxes: Tensor, length: int) -> Tensor:
+    def mirror(self, boxes: Tensor, length: int) -> Tensor:
         x1, y1, x2, y2 = boxes.unbind(1)
         return torch.stack([length - x2, y1, length - x1, y2], dim=1)
 
@@ -63,7 +63,7 @@ class RandomVerticalFlipWithBoxes(_BoxFlip):
 
     dimension = -2
 
-    def mirrored(self, boxes: Tensor, length: int) -> Tensor:
+    def mirror(self, boxes: Tensor, length: int) -> Tensor:
         x1, y1, x2, y2 = boxes.unbind(1)
         return torch.stack([x1, length - y2, x2, length - y1], dim=1)
 

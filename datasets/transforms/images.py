@@ -13,7 +13,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, BatchTransform
 
 
-def mapped(batch: Batch, keys: Sequence[str], change: Callable[[Tensor], Any]) -> Batch:
+def map_images(batch: Batch, keys: Sequence[str], change: Callable[[Tensor], Any]) -> Batch:
     """A new batch in which `change` was applied to the values at `keys`; the others are the same objects."""
     return {name: change(value) if name in keys else value for name, value in batch.items()}
 
@@ -32,7 +32,7 @@ class ImageTransform(BatchTransform):
         if self.moves_pixels and "boxes" in batch:
             name, hint = type(self).__name__, "the transforms in samewise.datasets.transforms.detection move both"
             raise ConfigError(Problem("transforms", f"{name} would move the image but not its boxes", hint=hint))
-        return mapped(batch, self.keys, lambda images: self._changed(images, choices))
+        return map_images(batch, self.keys, lambda images: self._changed(images, choices))
 
     def _changed(self, images: Tensor | list[Tensor], choices: dict[str, Tensor]) -> Tensor | list[Tensor]:
         if isinstance(images, Tensor):

@@ -52,7 +52,7 @@ def best_assignment(pairwise: Tensor) -> Tensor:
         return candidates[means.argmax(1)]
 
 
-def assigned(values: Tensor, assignment: Tensor) -> Tensor:
+def select_assigned(values: Tensor, assignment: Tensor) -> Tensor:
     """float[B, S]: of `values` [B, S, S] (estimates, sources) those that the assignment picks, source by source."""
     return (values * assignment).sum(1)
 

@@ -37,7 +37,7 @@ def project_from(args: argparse.Namespace) -> Project:
     return project.find(packages=args.package, configs=args.config_dir)
 
 
-def composed_from(args: argparse.Namespace, *, strict: bool = True) -> Composed:
+def compose_arguments(args: argparse.Namespace, *, strict: bool = True) -> Composed:
     """Compose the arguments' experiment."""
     from samewise.runner.config.compose import compose
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from samewise.runner.commands import add_overrides, composed_from
+from samewise.runner.commands import add_overrides, compose_arguments
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.errors import ConfigError
     from samewise.runner.training import determinism
 
-    composed = composed_from(args, strict=False)
+    composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
         determinism.prepare(composed.cfg.reproducibility)
     found, notes = problems(composed, composed.project), list[str]()

@@ -55,17 +55,17 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.records import checkpoint, sources
     from samewise.runner.training.build import build
-    from samewise.runner.training.evaluation import evaluated_models, measured, require_weights
+    from samewise.runner.training.evaluation import measure_split, models_to_evaluate, require_weights
     from samewise.runner.training.state import restore
 
-    kept = checkpoint.named(folder.checkpoints, args.checkpoint)
+    kept = checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint)
     state = checkpoint.load(kept.path)
     run = build(composed, project.find(), folder, alone=True)
     sources.warn_of_changes(folder)
     if args.split not in run.splits:
         raise ConfigError(Problem(f"dataset.{args.split}", "this data set does not have that split", hint="one of: " + ", ".join(run.splits)))
     restore(run, state)
-    models, drawn = evaluated_models(run), f"{args.weights}/" if args.weights else ""
+    models, drawn = models_to_evaluate(run), f"{args.weights}/" if args.weights else ""
     if args.weights:
         require_weights(args.weights, (prefix.rstrip("/") for prefix in models if prefix))
         models = {drawn: models[drawn]}
@@ -74,7 +74,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     pictures.mkdir(parents=True, exist_ok=True)
     metrics: dict[str, float] = {}
     for prefix, model in models.items():
-        scores = measured(run, args.split, model)
+        scores = measure_split(run, args.split, model)
         metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
         if prefix == drawn:
             scores.save_pictures(pictures)

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.records import checkpoint  # imports torch, which must come after the variables
     from samewise.runner.training.build import build_predictor
 
-    state = checkpoint.load(checkpoint.named(folder.checkpoints, args.checkpoint).path)
+    state = checkpoint.load(checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint).path)
     classes = (read_json(folder.environment) or {}).get("data", {}).get("train", {}).get("classes", [])
     predictor = build_predictor(composed, project.find(), state, classes=classes, weights=args.weights)
     sources.warn_of_changes(folder)

@@ -93,18 +93,18 @@ def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Ef
 def _told(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
     """Everything in plain values; null for what is no number."""
     from samewise.runner.sweep.comparison import pages
-    from samewise.runner.sweep.results import ranked, spread
-    from samewise.runner.sweep.tables import told
+    from samewise.runner.sweep.results import rank_settings, spread
+    from samewise.runner.sweep.tables import as_plain_values
 
     at = pages(folder, found)
     plain = {
         "id": folder.id,
         "folder": str(folder.path),
-        "settings": [{"values": dict(one[0].point.values), **dataclasses.asdict(spread(one))} for one in ranked(found)],
+        "settings": [{"values": dict(one[0].point.values), **dataclasses.asdict(spread(one))} for one in rank_settings(found)],
         "effects": [dataclasses.asdict(one) for one in known],
         "cost": dict(spent),
         "pages": dataclasses.asdict(at) if at else None,
-        "points": [told(one) for one in found],
+        "points": [as_plain_values(one) for one in found],
     }
     return _numbers(plain)
 

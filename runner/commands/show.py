@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from samewise.runner.commands import add_overrides, composed_from
+from samewise.runner.commands import add_overrides, compose_arguments
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.compose import origins
     from samewise.runner.config.tree import flat, plain
 
-    composed = composed_from(args)
+    composed = compose_arguments(args)
     config = plain(composed.cfg)
     set_by = origins(args.overrides, project=composed.project) if args.origin else {}
     where = {path: _origin(path, set_by) for path, _ in flat(config)} if args.origin else {}

@@ -79,7 +79,7 @@ def start(args: argparse.Namespace) -> int:
         return _list(space, sweeper, folder, composer, project, elsewhere=launcher.detached)
     is_first = not Path(shared.cfg.run_root).exists()
     folder.write_facts({**folder.facts, **_facts(given, project, shared, folder)})
-    with folder.locked():
+    with folder.hold_lock():
         settings = sweeper.count()
         total = settings * max(1, len(space.seeds)) if settings is not None else None
         watcher = Watcher(folder, total=total)
@@ -176,14 +176,14 @@ def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFo
 
 
 def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, project: Project, *, elsewhere: bool) -> int:
-    from samewise.runner.sweep.points import composed_points
+    from samewise.runner.sweep.points import compose_points
     from samewise.runner.sweep.soundness import require_sound
 
     if not sweeper.listed:
         raise ConfigError(
             Problem("sweeper", "chooses points by the results so far, so they cannot be listed in advance", type(sweeper).__name__, hint="sweeper=grid")
         )
-    made = composed_points(list(sweeper.settings()), space, folder, composer, first=0)
+    made = compose_points(list(sweeper.settings()), space, folder, composer, first=0)
     require_sound(made, project, elsewhere=elsewhere)
     for one in made:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
@@ -193,11 +193,11 @@ def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, p
 
 def _status(folder: SweepFolder, *, as_json: bool) -> int:
     from samewise.runner.sweep.results import current_results
-    from samewise.runner.sweep.tables import print_points, told
+    from samewise.runner.sweep.tables import as_plain_values, print_points
 
     found = current_results(folder)
     if as_json:
-        print(json.dumps({"id": folder.id, "points": [told(one) for one in found]}, indent=2))
+        print(json.dumps({"id": folder.id, "points": [as_plain_values(one) for one in found]}, indent=2))
     else:
         print_points(folder, found, held=folder.holder())
     return 0
@@ -254,11 +254,11 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
 def _report(folder: SweepFolder, *, as_json: bool) -> int:
     """Say what became of the sweep; 1 where a point failed."""
     from samewise.runner.sweep.results import State, current_results
-    from samewise.runner.sweep.tables import print_pages, print_settings, told
+    from samewise.runner.sweep.tables import as_plain_values, print_pages, print_settings
 
     found = current_results(folder)
     if as_json:
-        print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [told(one) for one in found]}, indent=2))
+        print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [as_plain_values(one) for one in found]}, indent=2))
     else:
         print_settings(folder, found, more=f"samewise report {folder.path}")
         print_pages(folder, found)

@@ -109,11 +109,11 @@ def _settings(folder: RunFolder, uri: str | None) -> dict[str, Any]:
 
     from samewise.runner.config import compose
     from samewise.runner.tracking import progress
-    from samewise.runner.tracking.address import checked, sqlite_file
+    from samewise.runner.tracking.address import check_uri, sqlite_file
 
     settings: Any = OmegaConf.to_container(compose.load(folder.config).cfg.tracking, resolve=True)
     known = progress.load(folder)
-    settings["uri"] = checked(uri or _as_before(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
+    settings["uri"] = check_uri(uri or _as_before(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
     file = sqlite_file(settings["uri"])
     if file is not None and not file.parent.is_dir():
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from samewise.runner.commands import add_overrides, composed_from
+from samewise.runner.commands import add_overrides, compose_arguments
 from samewise.runner.records.summary import print_summary
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         return start(args)
     from samewise.runner.training.prepare import prepare
 
-    ready = prepare(composed_from(args, strict=False), as_json=args.json, debug=args.debug)
+    ready = prepare(compose_arguments(args, strict=False), as_json=args.json, debug=args.debug)
     if isinstance(ready, int):
         return ready
     from samewise.runner.training.loop import fit

@@ -44,9 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from samewise.runner.tracking.address import checked
+    from samewise.runner.tracking.address import check_uri
 
-    uri = checked(args.uri or f"sqlite:///{args.run_root / 'mlflow.db'}", path="--uri" if args.uri else "--run-root")
+    uri = check_uri(args.uri or f"sqlite:///{args.run_root / 'mlflow.db'}", path="--uri" if args.uri else "--run-root")
     if uri.startswith(("http://", "https://")):
         _require_answer(uri)
         print(f"MLflow UI: {uri}")

@@ -106,7 +106,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(loader, some), groups=groups(loader))
         if cfg is None:
             raise ConfigError(*problems)
-    chosen = chosen_in(cfg)
+    chosen = choices_in(cfg)
     cfg = without_hydra(cfg)
     problems += faults.unresolvable(cfg)
     if problems and strict:
@@ -200,7 +200,7 @@ def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
     return loader.load_configuration(ROOT, list(given), RunMode.RUN, from_shell=False)
 
 
-def chosen_in(cfg: DictConfig) -> dict[str, str]:
+def choices_in(cfg: DictConfig) -> dict[str, str]:
     """The choice of each group in what `root_config` gave."""
     return {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice is not None and not str(group).startswith("hydra/")}
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from samewise.runner.data import streams
-from samewise.runner.records.digest import combined, value_digest
+from samewise.runner.records.digest import combine, value_digest
 
 
 class WithTransform(Dataset[Any]):
@@ -51,9 +51,9 @@ def fingerprint(dataset: Any) -> str:
     if hasattr(dataset, "fingerprint"):
         return str(dataset.fingerprint())
     length = len(dataset)
-    with streams.preserved():
+    with streams.preserve_generators():
         numbers = [length]
         for part in range(9):
             streams.enter(0, "fingerprint", part)
             numbers.append(value_digest(dataset[part * (length - 1) // 8]))
-    return f"{combined(numbers):016x}"
+    return f"{combine(numbers):016x}"

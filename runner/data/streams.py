@@ -42,13 +42,13 @@ def enter(seed: int, name: str, *numbers: int) -> None:
 @contextmanager
 def scope(seed: int, name: str, *numbers: int) -> Generator[None]:
     """`enter` the stream, and afterwards put all generators back as they were."""
-    with preserved():
+    with preserve_generators():
         enter(seed, name, *numbers)
         yield
 
 
 @contextmanager
-def preserved() -> Generator[None]:
+def preserve_generators() -> Generator[None]:
     """Put Python's, NumPy's and torch's generators back at the end, whatever happens inside."""
     states = (random.getstate(), np.random.get_state(), torch.default_generator.get_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

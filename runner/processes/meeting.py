@@ -119,15 +119,15 @@ def linger(seconds: float = 3.0) -> None:
             time.sleep(0.05)
 
 
-def failed(store: Any, *, wait_s: float = 0.0) -> str:
+def first_failure(store: Any, *, wait_s: float = 0.0) -> str:
     """What the first rank that failed has said, or nothing."""
     with contextlib.suppress(RuntimeError, PeerFailed):
-        if not awaited(store, [], wait_s, until_failed=True):
+        if not wait_for(store, [], wait_s, until_failed=True):
             return store.get(FAILED).decode()
     return ""
 
 
-def awaited(store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False) -> list[str]:
+def wait_for(store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False) -> list[str]:
     """Wait until all keys are there. Returns those that are not.
 
     Args:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def packed(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
+def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
     """uint8[bytes]: all of them one after the other, row by row, each at a multiple of 16; and where each begins."""
     offsets, end = list[int](), 0
     for tensor in tensors:
@@ -19,7 +19,7 @@ def packed(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
     return flat, offsets
 
 
-def unpacked(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tensor]:
-    """What `packed` put together, each in memory of its own that is laid out as that of its place in `tensors`: a channels_last one stays so."""
+def unpack(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tensor]:
+    """What `pack` put together, each in memory of its own that is laid out as that of its place in `tensors`: a channels_last one stays so."""
     pieces = (flat[start : start + tensor.numel() * tensor.element_size()] for tensor, start in zip(tensors, offsets, strict=True))
     return [torch.empty_like(tensor).copy_(piece.view(tensor.dtype).view(tensor.shape)) for piece, tensor in zip(pieces, tensors, strict=True)]

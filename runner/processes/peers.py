@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, first_line
-from samewise.runner.processes.meeting import announce, awaited, failed, meeting_point
+from samewise.runner.processes.meeting import announce, first_failure, meeting_point, wait_for
 from samewise.runner.processes.this_process import is_rank
 
 _pretending = contextvars.ContextVar("pretending", default=False)
@@ -67,7 +67,7 @@ class Peers(abc.ABC):
     def first(self, make: Callable[[], Any]) -> Any:
         """What rank 0 makes, on every rank; what it raises there ends all of them. All ranks must call it."""
 
-    def explained(self, error: BaseException, *, step: int) -> BaseException:
+    def explain(self, error: BaseException, *, step: int) -> BaseException:
         """The error, or what it comes from where it tells of another rank. `step` counts from 1."""
         return error
 
@@ -153,12 +153,12 @@ class Processes(Peers):
             raise PeerFailed(Problem(f"rank {self.rank}", f"stopped, because rank 0 did: {value}"))
         return value
 
-    def explained(self, error: BaseException, *, step: int) -> BaseException:
+    def explain(self, error: BaseException, *, step: int) -> BaseException:
         if isinstance(error, SamewiseError) or not isinstance(error, RuntimeError) or not _CONNECTION.search(str(error)):
             return error
-        if _TIMEOUT.search(str(error)) and not failed(self._store):
+        if _TIMEOUT.search(str(error)) and not first_failure(self._store):
             return self._waited_in_vain(step)
-        culprit = failed(self._store, wait_s=2.0)
+        culprit = first_failure(self._store, wait_s=2.0)
         if culprit:
             return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
         hint = "run the same command again to resume from the last checkpoint"
@@ -172,7 +172,7 @@ class Processes(Peers):
             self._store.set_timeout(timedelta(seconds=self.PATIENCE_S))
             self._store.set(keys[self.rank], mine)
             while (absent := [key for key in keys if not self._store.check([key])]) and time.monotonic() < end:
-                if culprit := failed(self._store):
+                if culprit := first_failure(self._store):
                     return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
                 time.sleep(0.05)
             words = {number: self._store.get(key).decode() for number, key in enumerate(keys) if key not in absent}
@@ -214,7 +214,7 @@ class Pretended(Processes):
     def first(self, make: Callable[[], Any]) -> Any:
         return make()
 
-    def explained(self, error: BaseException, *, step: int) -> BaseException:
+    def explain(self, error: BaseException, *, step: int) -> BaseException:
         return error
 
     def abandon(self, error: BaseException) -> None:
@@ -226,7 +226,7 @@ class Pretended(Processes):
 
 
 @contextlib.contextmanager
-def pretended(rank: int, size: int) -> Generator[None]:
+def pretend(rank: int, size: int) -> Generator[None]:
     """Within, this process is one of so many ranks; `join` then gives `Pretended`, and nobody looks for their devices."""
     given = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
     before = {name: os.environ.get(name) for name in (*given, "LOCAL_WORLD_SIZE")}
@@ -246,7 +246,7 @@ def pretended(rank: int, size: int) -> Generator[None]:
 
 
 def is_pretended() -> bool:
-    """Whether this is inside `pretended`."""
+    """Whether this is inside `pretend`."""
     return _pretending.get()
 
 
@@ -302,7 +302,7 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
     store = meeting_point(join_timeout_s, init_method)
     store.set(f"joined/{rank}", "")
     expected = [f"joined/{number}" for number in range(size)]
-    missing = awaited(store, expected, join_timeout_s)
+    missing = wait_for(store, expected, join_timeout_s)
     if missing:
         numbers = ", ".join(str(expected.index(key)) for key in missing)
         raise ConfigError(

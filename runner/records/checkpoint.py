@@ -98,7 +98,7 @@ class Checkpoints:
             TrainingError: this one, or the one before it, could not be written.
         """
         self.wait()
-        state = copied(state) if self._background else state
+        state = copy_to_cpu(state) if self._background else state
         if not self._background:
             self._write(step, state, metrics)
             return
@@ -162,7 +162,7 @@ class Checkpoints:
         os.replace(temporary, self._folder / name)
 
     def _prune(self) -> None:
-        kept = found(self._folder)
+        kept = list_checkpoints(self._folder)
         best = self._best_first(kept)
         if best:
             self._link("best", best[0].path)
@@ -184,7 +184,7 @@ class Checkpoints:
         """
         for leftover in self._folder.glob(".step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
-        return [set_aside(one.path, "damaged") for one in found(self._folder) if one.step > step]
+        return [set_aside(one.path, "damaged") for one in list_checkpoints(self._folder) if one.step > step]
 
 
 def _disk_is_full(folder: Path) -> bool:
@@ -197,19 +197,19 @@ def _disk_is_full(folder: Path) -> bool:
     return False
 
 
-def found(folder: Path) -> list[Kept]:
+def list_checkpoints(folder: Path) -> list[Kept]:
     """The checkpoints in a folder, by step. Whether they are sound only `load` tells. What has another name than a checkpoint is none."""
     steps = ((int(match[1]), path) for path in folder.glob("step-*") if (match := re.fullmatch(r"step-(\d{8,})", path.name)))
     return [Kept(path, step, _metrics(path)) for step, path in sorted(steps)]
 
 
-def named(folder: Path, which: str) -> Kept:
+def choose_checkpoint(folder: Path, which: str) -> Kept:
     """The checkpoint in a folder that `best`, `last` or a step names; the last where none is called best.
 
     Raises:
         CheckpointError: there is none, or no such one.
     """
-    kept = found(folder)
+    kept = list_checkpoints(folder)
     if not kept:
         raise CheckpointError(Problem(str(folder.parent), "the run has no checkpoint yet"))
     if which == "last":
@@ -249,7 +249,7 @@ def _require_format(path: Path, written: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint's folder, on the CPU, less the tensors that were written in shards: those `filled` adds.
+    """The state in a checkpoint's folder, on the CPU, less the tensors that were written in shards: `load_sharded` adds those.
 
     Raises:
         DamagedCheckpoint: it is incomplete, cut short or altered.
@@ -295,10 +295,10 @@ def load(path: Path) -> dict[str, Any]:
         DamagedCheckpoint: it is incomplete, cut short or altered.
         CheckpointError: it cannot be read now.
     """
-    return filled(read(path), path)
+    return load_sharded(read(path), path)
 
 
-def filled(state: dict[str, Any], path: Path, empty: Callable[[list[int], torch.dtype], Tensor] | None = None) -> dict[str, Any]:
+def load_sharded(state: dict[str, Any], path: Path, empty: Callable[[list[int], torch.dtype], Tensor] | None = None) -> dict[str, Any]:
     """What `read` gave, with the tensors that were written in shards; `empty` makes each, or this process's shard of it.
 
     Raises:
@@ -307,7 +307,7 @@ def filled(state: dict[str, Any], path: Path, empty: Callable[[list[int], torch.
     if "shards" not in state:
         return state
     try:
-        return shards.filled(state, path / shards.FOLDER, empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
+        return shards.load_shards(state, path / shards.FOLDER, empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
     except Exception as error:
         raise CheckpointError(Problem(str(path / shards.FOLDER), f"the shards cannot be read: {first_line(error)}")) from error
 
@@ -321,7 +321,7 @@ def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = loa
         CheckpointError: none is sound, or one that is newer than the newest sound one cannot be read and is not damaged.
     """
     problems, refused, older = list[Problem](), False, ""
-    for one in reversed(found(folder)):
+    for one in reversed(list_checkpoints(folder)):
         try:
             state = reader(one.path)
         except DamagedCheckpoint as error:
@@ -341,12 +341,12 @@ def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = loa
     return None, {}, []
 
 
-def copied(value: Any) -> Any:
+def copy_to_cpu(value: Any) -> Any:
     """A copy on the CPU that later steps will not touch."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {name: copied(item) for name, item in value.items()}
+        return {name: copy_to_cpu(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(copied(item) for item in value)
+        return type(value)(copy_to_cpu(item) for item in value)
     return copy.copy(value)

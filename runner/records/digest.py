@@ -24,7 +24,7 @@ def digests(tensors: Iterable[Tensor | None]) -> list[int]:
     return [0 if tensor is None else xxhash.xxh3_64_intdigest(_memory(tensor)) for tensor in tensors]
 
 
-def combined(numbers: Sequence[int]) -> int:
+def combine(numbers: Sequence[int]) -> int:
     """One digest of digests, in order."""
     return xxhash.xxh3_64_intdigest(pack(f"<{len(numbers)}Q", *numbers))
 
@@ -76,7 +76,7 @@ def state_digest(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Colle
         shards: Into how many parts of the first dimension (as torch.chunk cuts) those of `sharded` were cut, each digested by itself.
         sharded: Names.
     """
-    return combined([combined(_of_shards(one, shards)) if shards > 1 and name in sharded else digests([one])[0] for name, one in state.items()])
+    return combine([combine(_of_shards(one, shards)) if shards > 1 and name in sharded else digests([one])[0] for name, one in state.items()])
 
 
 def _of_shards(tensor: Tensor, shards: int) -> list[int]:

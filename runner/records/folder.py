@@ -92,7 +92,7 @@ class RunFolder:
             ) from None
 
     @contextmanager
-    def locked(self) -> Generator[Callable[[], None]]:
+    def hold_lock(self) -> Generator[Callable[[], None]]:
         """Hold the folder for writing; the lock goes with the process, however it ends.
 
         Yields:

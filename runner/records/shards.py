@@ -43,7 +43,7 @@ def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
     return kept if mapping else type(state)(kept.values()), tensors  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
 
 
-def filled(state: Any, folder: Path, empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
+def load_shards(state: Any, folder: Path, empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
     """A state with its sharded tensors.
 
     Args:

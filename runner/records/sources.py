@@ -40,7 +40,7 @@ def record(packages: Sequence[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def changed(folder: RunFolder) -> list[str]:
+def list_changes(folder: RunFolder) -> list[str]:
     """What is other now in the code that a run was begun with: sentences. None where nothing was recorded of it.
 
     Raises:
@@ -57,7 +57,7 @@ def differences(first: RunFolder, second: RunFolder) -> list[str]:
 
 def warn_of_changes(folder: RunFolder) -> None:
     """Say what is other now in the code of a run that is used all the same."""
-    for told in changed(folder):
+    for told in list_changes(folder):
         print(f"warning: {told}; the run was trained with the earlier version", file=sys.stderr)
 
 
@@ -71,7 +71,7 @@ def require_same(folder: RunFolder, settings: Callable[[], Any]) -> None:
     Raises:
         ConfigError: its code is other, and `other_environment` is refuse.
     """
-    told = changed(folder)
+    told = list_changes(folder)
     if told and settings().other_environment == "refuse":
         hint = "restore it, train under a different name=, or accept the old result with reproducibility.other_environment=record"
         raise ConfigError(Problem(str(folder.path), f"this run was trained with different code: {'; '.join(told)}", hint=hint))

@@ -176,7 +176,7 @@ class SweepFolder:
         write_json(self.path / "jobs" / f"{number:04d}.json", {name: value for name, value in kept.items() if value is not None})
 
     @contextmanager
-    def locked(self) -> Generator[None]:
+    def hold_lock(self) -> Generator[None]:
         """Hold the sweep, as the one process that starts its jobs; the lock goes with the process, however it ends.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from torch import Tensor, nn
 
-from samewise.runner.records.digest import combined, digests, value_digest
+from samewise.runner.records.digest import combine, digests, value_digest
 from samewise.runner.records.files import set_aside
 
 # In the order in which a step computes them: the first that differs says where the step parted.
@@ -85,12 +85,12 @@ class Trace:
             return
         gradients = self._digests([parameter.grad for parameter in self._parameters])
         if self._earlier:
-            gradients, self._earlier = [combined(phases) for phases in zip(*self._earlier, gradients, strict=True)], []
+            gradients, self._earlier = [combine(phases) for phases in zip(*self._earlier, gradients, strict=True)], []
         weights = self._digests(self._state)
         if not self._file:
             return
-        total = combined(gradients), combined(weights)
-        self._chain = combined([self._chain, batch, inputs, *total])
+        total = combine(gradients), combine(weights)
+        self._chain = combine([self._chain, batch, inputs, *total])
         line: dict[str, Any] = {
             "step": step,
             "batch": f"{batch:016x}",
@@ -109,7 +109,7 @@ class Trace:
         """Whether the step, counted from 1, has a line."""
         return bool(self._every) and step % self._every == 0
 
-    def seen(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, int], ...]:
+    def digests(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, int], ...]:
         """The digests of a micro-batch of `step` as it was loaded and as the model got it; none where the step has no line."""
         return ((value_digest(batch), value_digest(inputs)),) if self.records(step) else ()
 

@@ -75,7 +75,7 @@ def checkpoint_partings(folder: RunFolder) -> list[Parting]:
     """What is wrong with the run's checkpoints, by step: altered files, and weights that are not the trace's."""
     head, lines = trace.read_trace(folder.trace)
     partings: list[Parting] = []
-    for kept in checkpoint.found(folder.checkpoints):
+    for kept in checkpoint.list_checkpoints(folder.checkpoints):
         try:
             state = checkpoint.load(kept.path)
         except CheckpointError as error:

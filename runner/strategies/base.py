@@ -137,7 +137,7 @@ class Strategy(abc.ABC):
     def require_fit(self, model: nn.Module) -> None:
         """Raise a ConfigError where `wrap` would refuse the model; asked by `samewise check` where the others cannot be pretended."""
 
-    def described(self) -> list[str]:
+    def describe(self) -> list[str]:
         """What `samewise check` tells of how the work is divided, beside who takes which micro-batches: sentences."""
         return []
 
@@ -156,7 +156,7 @@ class Strategy(abc.ABC):
         self.peers.leave()
 
 
-def added(tallies: Sequence[Tally]) -> Tally:
+def add_tallies(tallies: Sequence[Tally]) -> Tally:
     """The sum over a binary tree of the tallies' numbers, so that it does not depend on who carries them."""
     row = list(tallies)
     while len(row) > 1:
@@ -171,7 +171,7 @@ def _pair(left: Tally, right: Tally) -> Tally:
     return Tally(left.count + right.count, left.nominal, sums, left.seen + right.seen)
 
 
-def device_named(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """The torch device for `auto`, `cpu` or `cuda`.
 
     Raises:

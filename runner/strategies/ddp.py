@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.packing import packed, unpacked
+from samewise.runner.processes.packing import pack, unpack
 from samewise.runner.processes.peers import Pretended, Processes
-from samewise.runner.strategies.base import Forward, Tally, added
+from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
 from samewise.runner.strategies.zero import DividedOptimizer
@@ -157,17 +157,17 @@ class DDP(OneReplicaEach):
         if self._uneven:
             source = min(self._with_samples) // self._accumulate
             self._follow(source, [parameter for parameter, mark in zip(parameters, touched[source], strict=True) if mark], mine=bool(tallies))
-        total = added(everyone)
+        total = add_tallies(everyone)
         total.nominal *= self.peers.size  # DDP has divided by the number of processes
         return total
 
     def _follow(self, source: int, parameters: Sequence[nn.Parameter], *, mine: bool) -> None:
         """Give the processes that had no samples the others' averages: Join lets them take part in the exchange, not in what comes of it."""
         tensors = [parameter if parameter.grad is None else parameter.grad for parameter in parameters]
-        flat, offsets = packed(tensors)
+        flat, offsets = pack(tensors)
         dist.broadcast(flat, source)
         if not mine:
-            for parameter, value in zip(parameters, unpacked(flat, tensors, offsets), strict=True):
+            for parameter, value in zip(parameters, unpack(flat, tensors, offsets), strict=True):
                 parameter.grad = value
 
     @contextmanager
@@ -176,9 +176,9 @@ class DDP(OneReplicaEach):
         buffers = [buffer for buffer in model.buffers() if buffer.numel()]
         if isinstance(self.peers, Processes) and buffers:
             self.peers.doing = "sharing buffers before an evaluation"
-            flat, offsets = packed(buffers)
+            flat, offsets = pack(buffers)
             dist.broadcast(flat, 0)
-            for buffer, value in zip(buffers, unpacked(flat, buffers, offsets), strict=True):
+            for buffer, value in zip(buffers, unpack(flat, buffers, offsets), strict=True):
                 buffer.copy_(value)
         yield
 

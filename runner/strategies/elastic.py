@@ -11,7 +11,7 @@ from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.peers import Processes
-from samewise.runner.strategies.base import Tally, added
+from samewise.runner.strategies.base import Tally, add_tallies
 from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.replicas import Carried, Exchange, NoExchange, OneReplica, Replicas, TreeExchange
 from samewise.runner.strategies.sync_batch_norm import refuse, require_none
@@ -53,7 +53,7 @@ class Elastic(RankStrategy):
         self._carried: Carried = OneReplica()
 
     def processes(self, device: str, replicas: int) -> int:
-        wanted = self.wanted(device, otherwise=1)
+        wanted = self.count_processes(device, otherwise=1)
         self._require(replicas, wanted)
         return wanted
 
@@ -82,8 +82,8 @@ class Elastic(RankStrategy):
                 )
             )
 
-    def described(self) -> list[str]:
-        sizes = self._carried.exchanged()
+    def describe(self) -> list[str]:
+        sizes = self._carried.bucket_bytes()
         return [f"gradients are exchanged in {len(sizes)} bucket{'s' * (len(sizes) > 1)}, the largest of {max(sizes) / 2**20:.3g} MiB"] if sizes else []
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -107,7 +107,7 @@ class Elastic(RankStrategy):
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, touched = self.gather(tallies, self._carried.close())
         self._carried.give_back(touched)
-        return added(everyone)
+        return add_tallies(everyone)
 
 
 def _is_power_of_two(value: float) -> bool:

@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.packing import packed, unpacked
+from samewise.runner.processes.packing import pack, unpack
 from samewise.runner.processes.peers import Processes
-from samewise.runner.records.digest import combined, digests
-from samewise.runner.strategies.base import Forward, Tally, added
+from samewise.runner.records.digest import combine, digests
+from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.layout import Layout
-from samewise.runner.strategies.modules import large_children, named
+from samewise.runner.strategies.modules import large_children, match_modules
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole
@@ -64,13 +64,13 @@ class Shards(Layout):
         """Of a sharded tensor: the digest of its shards' digests. Each process reads its own."""
         mine = digests(one.to_local() if isinstance(one, DTensor) else one for one in tensors)
         everyone = self.peers.gather(mine)
-        return [combined(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
+        return [combine(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         norm = nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def copied(self, model: nn.Module) -> nn.Module:
+    def copy_model(self, model: nn.Module) -> nn.Module:
         """Sharded as the model is."""
         another = copy.deepcopy(self._template)
         self._cut(another)
@@ -122,7 +122,7 @@ class FSDP(OneReplicaEach):
         self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        chosen = large_children(model, self.shard_min_parameters) if self.shard is None else named(model, self.shard, "strategy.shard")
+        chosen = large_children(model, self.shard_min_parameters) if self.shard is None else match_modules(model, self.shard, "strategy.shard")
         self._model, self._units = model, [name for name, _ in chosen]
         recompute(model, self.activation_checkpointing, "strategy.activation_checkpointing")
         if not isinstance(self.peers, Processes):
@@ -208,10 +208,10 @@ class FSDP(OneReplicaEach):
         buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
         if isinstance(self.peers, Processes) and buffers:
             self._doing("sharing batch norm's statistics")
-            flat, offsets = packed(buffers)
+            flat, offsets = pack(buffers)
             dist.broadcast(flat, 0)
-            _set(buffers, unpacked(flat, buffers, offsets))
-        return added(everyone)
+            _set(buffers, unpack(flat, buffers, offsets))
+        return add_tallies(everyone)
 
     def _doing(self, what: str) -> None:
         if isinstance(self.peers, Processes):

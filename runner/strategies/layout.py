@@ -52,6 +52,6 @@ class Layout:
         """float32[]: the 2-norm of all gradients together."""
         return total_norm(gradients)
 
-    def copied(self, model: nn.Module) -> nn.Module:
+    def copy_model(self, model: nn.Module) -> nn.Module:
         """A copy of the run's model that lies as it does, for an average of weights."""
         return copy.deepcopy(model)

@@ -13,7 +13,7 @@ LISTS = (nn.ModuleList, nn.ModuleDict)
 """They hold modules and are never called."""
 
 
-def named(model: nn.Module, patterns: Sequence[str] | str, path: str) -> list[tuple[str, nn.Module]]:
+def match_modules(model: nn.Module, patterns: Sequence[str] | str, path: str) -> list[tuple[str, nn.Module]]:
     """The modules that one of the patterns means, in the model's order; never the model itself.
 
     Raises:

@@ -16,9 +16,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.peers import Processes
-from samewise.runner.strategies.base import Forward, Tally, added
+from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.ranks import RankStrategy
-from samewise.runner.strategies.stages import Asked, Asking, StageParts, cut, draws, require_one_replica, require_places, require_processes
+from samewise.runner.strategies.stages import Asked, Asking, StageParts, cut_model, draws, require_one_replica, require_places, require_processes
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -53,7 +53,7 @@ class Pipeline(RankStrategy):
 
     def processes(self, device: str, replicas: int) -> int:
         require_one_replica("pipeline", replicas)
-        wanted = self.wanted(device, otherwise=len(self.split) + 1)
+        wanted = self.count_processes(device, otherwise=len(self.split) + 1)
         require_processes("pipeline", wanted, self.split)
         return wanted
 
@@ -70,7 +70,7 @@ class Pipeline(RankStrategy):
         self._cut(model)
 
     def _cut(self, model: nn.Module) -> list[nn.Module]:
-        stages = cut(model, self.split)
+        stages = cut_model(model, self.split)
         for number, stage in enumerate(stages[1:], 1):
             name = draws(stage)
             if name and self.rank_invariant:
@@ -101,7 +101,7 @@ class Pipeline(RankStrategy):
         """
         assert isinstance(self.peers, Processes)
         self.peers.doing = "passing activations between stages"
-        asked = [(micro, self._network.asked(partial(forward, micro))) for micro in micro_batches]
+        asked = [(micro, self._network.capture_call(partial(forward, micro))) for micro in micro_batches]
         tallies: list[Tally] = []
         for _, group in groupby(asked, key=lambda pair: pair[1].form):  # the last of an epoch may be smaller
             tallies += self._pass_through(list(group), forward)
@@ -111,7 +111,7 @@ class Pipeline(RankStrategy):
         tallies: list[Callable[[], Tally]] = []
 
         def loss(output: Any, place: int) -> Tensor:
-            total, tally = self._network.given(output, partial(forward, group[place][0]))
+            total, tally = self._network.run_with_output(output, partial(forward, group[place][0]))
             tallies.append(tally)
             return total
 
@@ -147,7 +147,7 @@ class Pipeline(RankStrategy):
         taken = given
         for stage in self._stages[: self.peers.rank + 1]:
             kept = [buffer.clone() for buffer in stage.buffers()]
-            with asked.surroundings.entered():
+            with asked.surroundings.enter():
                 output = stage(*given)
             for buffer, value in zip(stage.buffers(), kept, strict=True):
                 buffer.copy_(value)
@@ -158,7 +158,7 @@ class Pipeline(RankStrategy):
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, touched = self.gather(tallies, self._parts.touched())
         self._parts.share(touched)
-        return added(everyone)
+        return add_tallies(everyone)
 
 
 @final
@@ -187,7 +187,7 @@ class Mine(nn.Module):
         if not self._first:
             tensors, carriers = inputs[: len(self.strides)], inputs[len(self.strides) :]
             inputs = tuple(Arrive.apply(*each) for each in zip(tensors, carriers, self.strides, strict=True))  # pyright: ignore[reportAssignmentType]
-        with next(self.asked).surroundings.entered():
+        with next(self.asked).surroundings.enter():
             output = self.stage(*inputs)
         if self._last:
             return output

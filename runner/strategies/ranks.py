@@ -14,7 +14,7 @@ import torch.distributed as dist
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.peers import Peers, is_pretended, join
 from samewise.runner.processes.this_process import is_rank
-from samewise.runner.strategies.base import Strategy, device_named
+from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.layout import Layout
 
 BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
@@ -65,7 +65,7 @@ class Ranks:
         """How many processes the run has: those that were started, whoever did it. A process that was started alone carries everything."""
         return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
 
-    def wanted(self, device: str, *, otherwise: int) -> int:
+    def count_processes(self, device: str, *, otherwise: int) -> int:
         """How many processes `samewise train` is to start on this machine.
 
         Args:
@@ -105,9 +105,9 @@ class Ranks:
 
     def _device_of(self, device: str, local: int) -> torch.device:
         if device == "cpu" or not is_rank() or not torch.cuda.is_available():
-            return device_named(device)
+            return choose_device(device)
         torch.cuda.set_device(local % torch.cuda.device_count())
-        return device_named(device)
+        return choose_device(device)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -135,7 +135,7 @@ class OneReplicaEach(RankStrategy, abc.ABC):
     """Each process carries one replica, so `replicas` is the number of processes."""
 
     def processes(self, device: str, replicas: int) -> int:
-        wanted = self.wanted(device, otherwise=replicas)
+        wanted = self.count_processes(device, otherwise=replicas)
         if wanted > replicas:
             raise ConfigError(Problem("strategy.nproc", "more processes than replicas", wanted, str(replicas), f"replicas={wanted}"))
         return wanted

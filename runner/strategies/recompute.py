@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from samewise.runner.strategies.modules import named
+from samewise.runner.strategies.modules import match_modules
 
 
 def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> None:
@@ -22,7 +22,7 @@ def recompute(model: nn.Module, patterns: Sequence[str] | str, path: str) -> Non
     Raises:
         ConfigError: a pattern means no module.
     """
-    for _, module in named(model, patterns, path):
+    for _, module in match_modules(model, patterns, path):
         module.forward = partial(_forward, module, module.forward)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from samewise.runner.errors import Problem, TrainingError
-from samewise.runner.processes.packing import packed, unpacked
+from samewise.runner.processes.packing import pack, unpack
 from samewise.runner.processes.peers import Processes, all_gather
 from samewise.runner.strategies.tree import Bucket, Flat, ReplicaBuffers, additions, buckets
 
@@ -109,10 +109,10 @@ class TreeExchange(Exchange):
     def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
         if tensors:
             self._peers.doing = "sharing batch norm's statistics"
-            flat, offsets = packed(list(tensors))
+            flat, offsets = pack(list(tensors))
             dist.broadcast(flat, 0)
             if self._peers.rank > 0:
-                put(unpacked(flat, list(tensors), offsets))
+                put(unpack(flat, list(tensors), offsets))
 
 
 class Carried(abc.ABC):
@@ -130,7 +130,7 @@ class Carried(abc.ABC):
     def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
         """Make the sums the parameters' gradients; `touched` is what `close` gave, of all processes."""
 
-    def exchanged(self) -> list[int]:
+    def bucket_bytes(self) -> list[int]:
         """The bytes of each bucket that goes out."""
         return []
 
@@ -192,7 +192,7 @@ class Replicas(Carried):
         yield
         self._last = False
 
-    def exchanged(self) -> list[int]:
+    def bucket_bytes(self) -> list[int]:
         return [bucket.length * bucket.parameters[0].element_size() for bucket in self._buckets]
 
     def close(self) -> list[list[bool]]:

@@ -19,9 +19,9 @@ from torch.distributed.optim import DistributedOptimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.processes.peers import Processes
-from samewise.runner.strategies.base import Forward, Tally, added
+from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.ranks import RankStrategy
-from samewise.runner.strategies.stages import StageParts, Surroundings, cut, require_one_replica, require_places, require_processes
+from samewise.runner.strategies.stages import StageParts, Surroundings, cut_model, require_one_replica, require_places, require_processes
 
 
 @final
@@ -50,7 +50,7 @@ class RPC(RankStrategy):
 
     def processes(self, device: str, replicas: int) -> int:
         require_one_replica("rpc", replicas)
-        wanted = self.wanted(device, otherwise=len(self.split) + 1)
+        wanted = self.count_processes(device, otherwise=len(self.split) + 1)
         require_processes("rpc", wanted, self.split)
         return wanted
 
@@ -60,11 +60,11 @@ class RPC(RankStrategy):
         self._meet(device, accumulate)
 
     def require_fit(self, model: nn.Module) -> None:
-        cut(model, self.split)
+        cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.peers, Processes)
-        stages = cut(model, self.split)
+        stages = cut_model(model, self.split)
         self._parts = StageParts(stages, self.peers)
         _here.stage, _here.gradients = Served(stages[self.peers.rank]), Gradients([])
         devices = self.peers.gather(str(self._device))
@@ -117,7 +117,7 @@ class RPC(RankStrategy):
         _here.gradients.give_back()
         everyone, touched = self.gather(tallies, self._parts.touched())
         self._parts.share(touched)
-        return added(everyone)
+        return add_tallies(everyone)
 
     def abandon(self, error: BaseException) -> None:
         super().abandon(error)
@@ -142,7 +142,7 @@ class Served(nn.Module):
         self.stage = stage
 
     def forward(self, surroundings: Surroundings, *inputs: Tensor) -> Any:
-        with surroundings.entered():
+        with surroundings.enter():
             return self.stage(*inputs)
 
 

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import nn
 
-from samewise.runner.strategies.base import Strategy, Tally, added, device_named
+from samewise.runner.strategies.base import Strategy, Tally, add_tallies, choose_device
 from samewise.runner.strategies.replicas import Carried, NoExchange, OneReplica, Replicas
 from samewise.runner.strategies.sync_batch_norm import refuse
 
@@ -38,7 +38,7 @@ class Single(Strategy):
         return self._device
 
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
-        self._device = device_named(device)
+        self._device = choose_device(device)
         self._replicas = replicas
         self._accumulate = accumulate
 
@@ -56,4 +56,4 @@ class Single(Strategy):
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         self._carried.give_back([self._carried.close()])
-        return added(tallies)
+        return add_tallies(tallies)

@@ -19,13 +19,13 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.split_module import split_module
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
-from samewise.runner.processes.packing import packed, unpacked
+from samewise.runner.processes.packing import pack, unpack
 from samewise.runner.processes.peers import Processes
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 
-def cut(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
+def cut_model(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
     """The model's stages, which share its layers.
 
     Args:
@@ -111,7 +111,7 @@ class Surroundings:
         return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.default_generator.get_state(), cuda)
 
     @contextmanager
-    def entered(self) -> Generator[None]:
+    def enter(self) -> Generator[None]:
         torch.default_generator.set_state(self.generator)
         if self.cuda_generator is not None:
             torch.cuda.set_rng_state(self.cuda_generator)
@@ -142,10 +142,10 @@ class StageParts:
             tensors = [*(parameter.grad if mine and parameter.grad is not None else parameter for parameter in trained), *self._buffers[owner]]
             if not tensors:
                 continue
-            flat, offsets = packed(tensors)
+            flat, offsets = pack(tensors)
             dist.broadcast(flat, owner)
             if not mine:
-                values = unpacked(flat, tensors, offsets)
+                values = unpack(flat, tensors, offsets)
                 for parameter, value in zip(trained, values, strict=False):
                     parameter.grad = value
                 for buffer, value in zip(self._buffers[owner], values[len(trained) :], strict=True):
@@ -214,7 +214,7 @@ class Asking(nn.Module):
         self._asked = Asked(inputs, Surroundings.now(self._device))
         raise _Asking
 
-    def asked(self, run: Callable[[], Any]) -> Asked:
+    def capture_call(self, run: Callable[[], Any]) -> Asked:
         """What the model is called with in `run`, which stops there."""
         self._asked = None
         with suppress(_Asking):
@@ -224,7 +224,7 @@ class Asking(nn.Module):
         asked, self._asked = self._asked, None
         return asked
 
-    def given(self, output: Any, run: Callable[[], Any]) -> Any:
+    def run_with_output(self, output: Any, run: Callable[[], Any]) -> Any:
         """What `run` comes to where the model gives `output`."""
         self._given = [output]
         return run()

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.sweep.results import PointResult, ranked
+from samewise.runner.sweep.results import PointResult, rank_settings
 
 _MOST = 100
 """Runs on the compare page; the best of them. A longer address is cut off by some browsers."""
@@ -36,7 +36,7 @@ class Pages:
 def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     """The addresses; None where no run is in MLflow yet."""
     runs, experiments = list[str](), list[str]()
-    for setting in ranked(found):
+    for setting in rank_settings(found):
         for one in setting:
             known = _known(one)
             if known is not None and len(runs) < _MOST:

@@ -17,7 +17,7 @@ from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Standing
 from samewise.runner.records.sources import require_same
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
-from samewise.runner.sweep.points import Composer, composed_points, same_runs, write_configs
+from samewise.runner.sweep.points import Composer, compose_points, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
 from samewise.runner.sweep.results import ENDED, PointResult, State, point_result
 from samewise.runner.sweep.soundness import require_sound
@@ -180,7 +180,7 @@ class Sweep:
 
     def _add(self, settings: Sequence[Setting], known: Sequence[Point], *, some: int = 0) -> list[Point]:
         """Compose, check and write down the points of further settings, of the first of which `some` are known already."""
-        made = composed_points(settings, self.space, self.folder, self.composer, first=len(known) - some)[some:]
+        made = compose_points(settings, self.space, self.folder, self.composer, first=len(known) - some)[some:]
         require_sound(made, self.project, elsewhere=self.launcher.detached)
         write_configs(made, self.folder)
         points = [one.point for one in made]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, number_of, pareto
-from samewise.runner.sweep.results import PointResult, State, by_setting, ranked, spread
+from samewise.runner.sweep.results import PointResult, State, by_setting, rank_settings, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
 
 def seeds_plot(found: Sequence[PointResult]) -> str:
     """The metric of every seed of the best settings, and each setting's mean with its 95 % interval."""
-    settings = [setting for setting in ranked(found) if spread(setting).count][: 2 * _SHOWN]
+    settings = [setting for setting in rank_settings(found) if spread(setting).count][: 2 * _SHOWN]
     figure = _figure(7.5, 1.2 + 0.34 * len(settings))
     axes = figure.add_subplot()
     for place, setting in enumerate(settings):
@@ -77,7 +77,7 @@ def curves_plot(found: Sequence[PointResult], metric: str) -> str:
     figure = _figure(7.5, 4.2)
     axes = figure.add_subplot()
     drawn = False
-    settings = ranked(found)
+    settings = rank_settings(found)
     for place, setting in reversed(list(enumerate(settings))):
         colour = _COLOURS[place] if place < _SHOWN else _GREY
         for number, one in enumerate(setting):

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.compose import Composed, chosen_in, compose, config_loader, dump_plain, groups, root_config, without_hydra
+from samewise.runner.config.compose import Composed, choices_in, compose, config_loader, dump_plain, groups, root_config, without_hydra
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
@@ -56,7 +56,7 @@ class Composer:
     def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
         if chosen not in self._bases:
             cfg = root_config(self._loader, chosen)
-            choices = chosen_in(cfg)
+            choices = choices_in(cfg)
             self._bases[chosen] = (without_hydra(cfg), choices)
         return self._bases[chosen]
 
@@ -103,7 +103,7 @@ class ComposedPoint:
     whole: dict[str, Any]
 
 
-def composed_points(settings: Sequence[Setting], space: Space, folder: SweepFolder, composer: Composer, *, first: int) -> list[ComposedPoint]:
+def compose_points(settings: Sequence[Setting], space: Space, folder: SweepFolder, composer: Composer, *, first: int) -> list[ComposedPoint]:
     """The points of some settings, each with every seed, in order.
 
     Args:

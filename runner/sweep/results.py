@@ -229,7 +229,7 @@ def spread(of_setting: Sequence[PointResult]) -> Spread:
     return Spread.of(one.value for one in of_setting if one.state is State.finished)
 
 
-def ranked(found: Sequence[PointResult]) -> list[list[PointResult]]:
+def rank_settings(found: Sequence[PointResult]) -> list[list[PointResult]]:
     """Settings, the best mean first; then those with a seed whose result is NaN, and those without any result last."""
     settings = by_setting(found)
     sign = -1.0 if settings and settings[0][0].point.mode == "max" else 1.0

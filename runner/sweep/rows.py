@@ -11,7 +11,7 @@ from samewise.runner.records.sweep_folder import Point, short
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect, pareto
 from samewise.runner.sweep.progress import clock
-from samewise.runner.sweep.results import PointResult, ranked, spread
+from samewise.runner.sweep.results import PointResult, rank_settings, spread
 
 Row = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[R
     show = exactly if exact else number
     several = exact or any(one.point.seed is not None for one in found)
     rows = list[Row]()
-    for setting in ranked(found):
+    for setting in rank_settings(found):
         total = spread(setting)
         row: dict[str, Any] = _values(setting[0].point, exact=exact)
         row[setting[0].point.monitor] = show(total.mean if total.count else setting[0].value)

@@ -13,13 +13,13 @@ from samewise.runner.records.sweep_folder import SweepFolder, label, short
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect
-from samewise.runner.sweep.results import PointResult, State, ranked
+from samewise.runner.sweep.results import PointResult, State, rank_settings
 from samewise.runner.sweep.rows import Row, columns, cost_in_words, counted, effect_facts, number, setting_rows
 
 _MOST = 30
 
 
-def told(one: PointResult) -> dict[str, Any]:
+def as_plain_values(one: PointResult) -> dict[str, Any]:
     """A result in plain values, for programs."""
     return {
         "number": one.point.number,
@@ -49,7 +49,7 @@ def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: s
     if not found:
         return
     console.print(_table(setting_rows(found)[:_MOST], right=(found[0].point.monitor, "std", "95 % interval", "seeds", "time")))
-    best = next((one for one in ranked(found)[0] if one.state is State.finished and not math.isnan(one.value)), None)
+    best = next((one for one in rank_settings(found)[0] if one.state is State.finished and not math.isnan(one.value)), None)
     if best:
         console.print(f"best     {label(best.point.values)}\nfolder   {best.point.folder}", markup=False)
         if more:

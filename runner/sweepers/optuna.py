@@ -138,7 +138,7 @@ class Optuna(Sweeper):
 
             torch.set_num_threads(1)  # the cores are the jobs'
         pruner = optuna_study.pruner(self._pruner, self._pruner_options)
-        study = optuna_study.opened(self._folder.path, self._objectives, sampler=self._sampler(0), pruner=pruner)
+        study = optuna_study.open_study(self._folder.path, self._objectives, sampler=self._sampler(0), pruner=pruner)
         written = {point.setting for point in self._folder.points()}
         trials = study.get_trials(deepcopy=False)
         self._orphans.extend(one.number for one in trials if one.state is optuna.trial.TrialState.RUNNING and one.number not in written)

@@ -87,7 +87,7 @@ def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
     return NopPruner() if name is None else _made(PRUNERS, name, "pruner", options)
 
 
-def opened(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
+def open_study(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
     """The study of a sweep, begun where there is none yet.
 
     Args:

@@ -50,7 +50,7 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
     return Problem(path, f"'{scheme}' is not a tracking address", without_password(uri), _EXAMPLES, nearest(dialect, ["sqlite", "http", "https", *_SQL]))
 
 
-def checked(uri: str, *, path: str = "tracking.uri") -> str:
+def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
     """The URI as any process, in any folder, may use it: an SQLite file's path made absolute.
 
     Raises:

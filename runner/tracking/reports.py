@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.tracking.address import checked
+from samewise.runner.tracking.address import check_uri
 from samewise.runner.tracking.store import experiment_id, open_client
 
 _TAG = "samewise.report_of"
@@ -26,7 +26,7 @@ def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -
     Raises:
         Exception: whatever the client raises when the store cannot be reached.
     """
-    uri = checked(str(settings["uri"]))
+    uri = check_uri(str(settings["uri"]))
     client = open_client(uri)
     experiment = experiment_id(client, f"{settings['experiment']} reports", settings)
     found = client.search_runs([experiment], f"tags.`{_TAG}` = '{sweep}'", max_results=1)

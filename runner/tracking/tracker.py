@@ -15,7 +15,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
-from samewise.runner.tracking.address import checked, sqlite_file
+from samewise.runner.tracking.address import check_uri, sqlite_file
 from samewise.runner.tracking.journal import Journal
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -37,7 +37,7 @@ class Tracker(abc.ABC):
         """Note the values at an optimizer step; a few microseconds. A (key, step) that was noted before keeps its first value and time."""
         self._journal.log(metrics, step)
 
-    def checkpointed(self, step: int) -> None:
+    def before_checkpoint(self, step: int) -> None:
         """Make durable what was logged, before the checkpoint of `step` is: what lies before a checkpoint is never logged again."""
         self._journal.sync()
 
@@ -62,7 +62,7 @@ class Silent(Tracker):
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Nothing."""
 
-    def checkpointed(self, step: int) -> None:
+    def before_checkpoint(self, step: int) -> None:
         """Nothing."""
 
     def finish(self, status: str) -> None:
@@ -110,9 +110,9 @@ class WithSender(Tracker):
         self._journal.status("RUNNING")
         self._start_sender()
 
-    def checkpointed(self, step: int) -> None:
+    def before_checkpoint(self, step: int) -> None:
         """Make durable what was logged; start the sender again if something ended it."""
-        super().checkpointed(step)
+        super().before_checkpoint(step)
         self._revive()
 
     def finish(self, status: str) -> None:
@@ -152,7 +152,7 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     if not settings.enabled:
         return JournalOnly(folder, resume_step=resume_step)
     plain: Any = OmegaConf.to_container(settings, resolve=True)
-    plain["uri"] = checked(plain["uri"])
+    plain["uri"] = check_uri(plain["uri"])
     file = sqlite_file(plain["uri"])
     if file is not None:
         _require_file(file, plain["uri"])

@@ -30,7 +30,7 @@ from samewise.runner.records import environment
 from samewise.runner.records.checkpoint import Checkpoints
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
-from samewise.runner.strategies.base import Strategy, device_named
+from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.single import Single
 from samewise.runner.training import determinism
 from samewise.runner.training.evaluation import require_weights
@@ -150,7 +150,7 @@ def build_predictor(composed: Composed, project: Project, state: Mapping[str, An
     cfg = composed.cfg
     make: Make = partial(_make, cfg, project)
     determinism.apply(cfg.reproducibility)
-    device = device_named(str(cfg.device))
+    device = choose_device(str(cfg.device))
     precision = make("precision")
     precision.begin(device)
     if cfg.initialise is not None:

@@ -19,7 +19,7 @@ from samewise.runner.training.run import Run, Split
 
 def evaluate(run: Run) -> None:
     """Evaluate the validation split with the trained model and with those that callbacks keep; log, compare with the best, tell the schedule."""
-    scores = validated(run)
+    scores = validate(run)
     metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in scored.compute().items()}
     run.progress.metrics, run.recorder.scores, run.progress.evaluated = metrics, scores, run.step
     run.log({**metrics, "epoch": run.epoch})
@@ -29,12 +29,12 @@ def evaluate(run: Run) -> None:
         callback.on_evaluation(run.recorder.view, metrics)
 
 
-def validated(run: Run) -> dict[str, Scores]:
-    """The scores of each of the `evaluated_models` on the validation split: `valid`, `ema/valid`."""
-    return {f"{prefix}valid": measured(run, "valid", model) for prefix, model in evaluated_models(run).items()}
+def validate(run: Run) -> dict[str, Scores]:
+    """The scores of each of the `models_to_evaluate` on the validation split: `valid`, `ema/valid`."""
+    return {f"{prefix}valid": measure_split(run, "valid", model) for prefix, model in models_to_evaluate(run).items()}
 
 
-def evaluated_models(run: Run) -> dict[str, nn.Module]:
+def models_to_evaluate(run: Run) -> dict[str, nn.Module]:
     """The trained model under an empty prefix, and those that callbacks keep, under theirs (`ema/`)."""
     return {"": run.model} | {f"{name}/": model for callback in run.callbacks.values() for name, model in callback.models().items()}
 
@@ -47,7 +47,7 @@ def require_weights(name: str, kept: Iterable[str]) -> None:
         raise ConfigError(Problem("--weights", "the run does not have these weights", name, expected, nearest(name, known)))
 
 
-def measured(run: Run, split: str, model: nn.Module) -> Scores:
+def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
     """The scores of one model on one split."""
     part = run.splits[split]
     scores = run.recipe.scores(part.dataset)
@@ -68,7 +68,7 @@ def rehearse(run: Run) -> None:
     scores = run.recipe.scores(part.dataset)
     with _evaluating(run.model):
         scores.add(_measure(run, run.model, 0, next(iter(_loader(run, part)))))
-    names = [f"{prefix}valid/{name}" for prefix in evaluated_models(run) for name in scores.compute()]
+    names = [f"{prefix}valid/{name}" for prefix in models_to_evaluate(run) for name in scores.compute()]
     require_monitored(run, names)
 
 

@@ -147,7 +147,7 @@ def _agreed(
     composed: Composed, *, main: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]
 ) -> tuple[Composed, Mapping[str, Any] | None]:
     """Rank 0's config, and the summary where its run is done already."""
-    from samewise.runner.processes.meeting import awaited, meeting_point
+    from samewise.runner.processes.meeting import meeting_point, wait_for
 
     timeout_s = float(composed.cfg.strategy.get("join_timeout_s", 60.0))
     store = meeting_point(timeout_s, composed.cfg.strategy.get("init_method"))
@@ -156,7 +156,7 @@ def _agreed(
         done = look()
         store.set("config", json.dumps({"config": compose.dump(composed), "done": done}))
         return composed, done
-    missing = awaited(store, ["config"], timeout_s)
+    missing = wait_for(store, ["config"], timeout_s)
     if missing:
         raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 did not say within {timeout_s:g} s what to train", timeout_s))
     said = json.loads(store.get("config"))

@@ -76,4 +76,4 @@ def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor,
     with run.precision.autocast():
         loss = run.recipe.loss(run.network, batch, phase.spec)
     nominal = loss.count if run.micro_batches == 1 else run.batch_size
-    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.recorder.trace.seen(run.step + 1, micro.batch, batch))
+    return run.precision.scale(loss.total / nominal), lambda: Tally.of(loss, nominal=nominal, seen=run.recorder.trace.digests(run.step + 1, micro.batch, batch))

@@ -20,7 +20,7 @@ from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingEr
 from samewise.runner.records import checkpoint, environment, sources
 from samewise.runner.records.files import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.evaluation import rehearse, validated
+from samewise.runner.training.evaluation import rehearse, validate
 from samewise.runner.training.misfits import misfit, refused_operator
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
@@ -37,7 +37,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         The run's summary, empty until training has ended.
     """
     status, summary = "FAILED", dict[str, Any]()
-    with ExitStack() as held, streams.preserved(), _signals(run):
+    with ExitStack() as held, streams.preserve_generators(), _signals(run):
         run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, _surroundings(run)))
         _restore(run)
         run.recorder.tracker.start()
@@ -76,7 +76,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
 def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]]) -> str:
     """Lock the folder and write down what is known at the start; the level of the promise."""
     run.folder.create()
-    run.recorder.require_folder = held.enter_context(run.folder.locked())
+    run.recorder.require_folder = held.enter_context(run.folder.hold_lock())
     _write_down(run, surroundings)
     return run.recorder.level
 
@@ -91,7 +91,7 @@ def _restore(run: Run) -> None:
     if kept:
         if state["fingerprint"] != run.fingerprint:
             raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
-        restore(run, checkpoint.filled(state, kept.path, run.strategy.layout.empty))
+        restore(run, checkpoint.load_sharded(state, kept.path, run.strategy.layout.empty))
     elif run.config.resume_from:
         state = _taken_over(run, Path(run.config.resume_from).expanduser())
     run.recorder.tracker = Silent()
@@ -110,7 +110,7 @@ def _taken_over(run: Run, path: Path) -> dict[str, Any]:
     """Stand where another run's checkpoint was taken, and return its state."""
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     try:
-        restore(run, checkpoint.filled(state, path, run.strategy.layout.empty))
+        restore(run, checkpoint.load_sharded(state, path, run.strategy.layout.empty))
     except (RuntimeError, ValueError, KeyError) as error:
         message = f"does not fit this experiment: {first_line(error)}"
         hint = "initialise.weights=FOLDER loads only the weights, as far as they fit"
@@ -121,7 +121,7 @@ def _taken_over(run: Run, path: Path) -> dict[str, Any]:
 def _leave_results(run: Run) -> None:
     """Put what a person would look at, and the best checkpoint, among the artifacts."""
     run.checkpoints.wait()
-    scores = run.recorder.scores or validated(run)  # resumed after the last evaluation: its scores were not saved
+    scores = run.recorder.scores or validate(run)  # resumed after the last evaluation: its scores were not saved
     if run.strategy.peers.is_main:
         for name, score in scores.items():
             folder = run.folder.artifacts / name
@@ -163,7 +163,7 @@ def _signals(run: Run) -> Generator[None]:
 
 def _explained(run: Run, error: BaseException) -> BaseException:
     """The error as a person can act on it, where it is one we know."""
-    error = run.strategy.peers.explained(error, step=run.step + 1)
+    error = run.strategy.peers.explain(error, step=run.step + 1)
     if isinstance(error, RuntimeError) and (problem := refused_operator(error)):
         return TrainingError(problem)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -201,8 +201,8 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     _require_alike(run, surroundings)
     before = read_json(run.folder.environment)
     differing = environment.differences(before, run.environment) if before else []
-    differing += sources.changed(run.folder)
-    if differing and checkpoint.found(run.folder.checkpoints):
+    differing += sources.list_changes(run.folder)
+    if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
         if run.config.reproducibility.other_environment == "refuse":
             raise ConfigError(
                 Problem(

@@ -51,7 +51,7 @@ def save(run: Run) -> None:
     layout = run.strategy.layout
     state = _write_shards(run) if run.checkpoint.sharded and layout.shards > 1 else layout.whole(state_of(run))
     if run.strategy.peers.is_main:
-        run.recorder.tracker.checkpointed(run.step)
+        run.recorder.tracker.before_checkpoint(run.step)
         run.checkpoints.save(run.step, state, {**run.progress.metrics} if run.progress.evaluated == run.step else {})
     run.recorder.saved = run.step
 

@@ -31,14 +31,14 @@ def trial(composed: Composed, project: Project) -> list[str]:
     Raises:
         ConfigError: something cannot be built or does not fit together.
     """
-    from samewise.runner.processes.peers import pretended
+    from samewise.runner.processes.peers import pretend
 
-    with pretended(0, 1):  # whatever devices this machine has: the config may be meant for another
+    with pretend(0, 1):  # whatever devices this machine has: the config may be meant for another
         strategy, wanted = _asked(composed, project)
         run = _step(composed, project, alone=True) if wanted == 1 or not strategy.pretends else None
     if wanted == 1:
         return _warnings(run)
-    with pretended(0, wanted):
+    with pretend(0, wanted):
         if run is not None:
             _begin(strategy, composed)
             strategy.end()
@@ -47,12 +47,12 @@ def trial(composed: Composed, project: Project) -> list[str]:
                 f"{wanted} processes, of which only the settings and the split of the model were checked; the step was tried in one process",
                 *_warnings(run),
             ]
-    with pretended(wanted - 1, wanted):
+    with pretend(wanted - 1, wanted):
         last, _ = _asked(composed, project)
         _begin(last, composed)
         of_last = last.micro_batches
         last.end()
-    with pretended(0, wanted):
+    with pretend(0, wanted):
         run = _step(composed, project, alone=False)
         return [*_plan(run.strategy, of_last, wanted), *_warnings(run)]
 
@@ -63,12 +63,12 @@ def require_processes(composed: Composed, project: Project) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    from samewise.runner.processes.peers import pretended
+    from samewise.runner.processes.peers import pretend
 
-    with pretended(0, 1):
+    with pretend(0, 1):
         strategy, wanted = _asked(composed, project)
     if wanted > 1:
-        with pretended(0, wanted):
+        with pretend(0, wanted):
             _begin(strategy, composed)
             strategy.end()
 
@@ -90,7 +90,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     from samewise.runner.training.evaluation import rehearse
     from samewise.runner.training.loop import train_step
 
-    with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserved():
+    with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
         run = build(composed, project, RunFolder(Path(temporary)), alone=alone)
         try:
             train_step(run, next(training_batches(run)))
@@ -112,7 +112,7 @@ def _plan(first: Strategy, of_last: Sequence[int], size: int) -> list[str]:
     import torch
 
     found = [f"{size} processes, tried as rank 0 with the others simulated: rank 0 takes {_span(first.micro_batches)}, rank {size - 1} {_span(of_last)}"]
-    found += first.described()
+    found += first.describe()
     devices = torch.cuda.device_count() if first.device.type == "cuda" else 0
     if devices and devices < size:
         found.append(f"this machine has {devices} CUDA device{'s' * (devices > 1)}: `train` would not start {size} processes here")

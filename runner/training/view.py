@@ -99,7 +99,7 @@ class View:
             yield name, tensor.clone()
 
     def copy_model(self) -> nn.Module:
-        return self.__run.strategy.layout.copied(self.__run.model)
+        return self.__run.strategy.layout.copy_model(self.__run.model)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         self.__run.log(metrics)

@@ -258,7 +258,7 @@ def on_ranks(run_root: Path, ranks: int, *overrides: str) -> list[Seen]:
 def cut(folder: Path, target: Path, *, after: int) -> Path:
     """A copy of a run as if it had been killed when its checkpoint of that step was the newest whole one."""
     shutil.copytree(folder, target, symlinks=True)
-    for one in checkpoint.found(target / "checkpoints"):
+    for one in checkpoint.list_checkpoints(target / "checkpoints"):
         if one.step > after:
             shutil.rmtree(one.path)
     (target / "summary.json").unlink()

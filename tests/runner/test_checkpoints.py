@@ -35,7 +35,7 @@ def write(folder, steps, losses=None, **settings):
 
 
 def steps_in(folder):
-    return [one.step for one in checkpoint.found(folder)]
+    return [one.step for one in checkpoint.list_checkpoints(folder)]
 
 
 def test_what_is_saved_comes_back(tmp_path):

@@ -44,7 +44,7 @@ def test_a_rank_that_did_not_come_is_named_with_those_that_waited_and_in_what() 
     store = dist.HashStore()
     for number in (1, 3):
         store.set(f"waited/{number}", "exchanging small values at step 7")
-    told = rank(store, 0, "exchanging bucket 2 of the gradients").explained(TIMED_OUT, step=7)
+    told = rank(store, 0, "exchanging bucket 2 of the gradients").explain(TIMED_OUT, step=7)
     assert isinstance(told, TrainingError)
     assert "rank 2: did not respond" in str(told)
     assert "rank 0 waited 5 s while exchanging bucket 2 of the gradients at step 7" in str(told)
@@ -56,7 +56,7 @@ def test_ranks_that_all_wait_in_different_exchanges_are_told_so() -> None:
     store = dist.HashStore()
     for number in (0, 1, 2):
         store.set(f"waited/{number}", "exchanging small values at step 7")
-    told = rank(store, 3, "waiting for a message from rank 0").explained(TIMED_OUT, step=8)
+    told = rank(store, 3, "waiting for a message from rank 0").explain(TIMED_OUT, step=8)
     assert "wait for each other" in str(told)
     assert "rank 3 waited 5 s while waiting for a message from rank 0 at step 8" in str(told)
 
@@ -64,7 +64,7 @@ def test_ranks_that_all_wait_in_different_exchanges_are_told_so() -> None:
 def test_a_rank_that_waited_does_not_tell_again_what_another_has_told() -> None:
     store = dist.HashStore()
     store.set(FAILED, "rank 2 failed: the loss is not finite")
-    told = rank(store, 0, "exchanging small values").explained(TIMED_OUT, step=7)
+    told = rank(store, 0, "exchanging small values").explain(TIMED_OUT, step=7)
     assert isinstance(told, PeerFailed)
     assert "rank 2 failed" in str(told)
 

@@ -85,7 +85,7 @@ def train(samewise, lab, tmp_path):
 
 
 def steps(folder: Path) -> list[int]:
-    return [one.step for one in checkpoint.found(folder / "checkpoints")]
+    return [one.step for one in checkpoint.list_checkpoints(folder / "checkpoints")]
 
 
 @pytest.mark.parametrize("what", ["infinite gradient", "nan gradient"])
@@ -96,7 +96,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(train, what,
     assert "step 3: the gradient of zero is not finite" in done.stderr
     assert "learning rate" in done.stderr
     assert steps(folder) == [1, 2]
-    for one in checkpoint.found(folder / "checkpoints"):
+    for one in checkpoint.list_checkpoints(folder / "checkpoints"):
         assert not_finite(checkpoint.load(one.path)["model"].items()) == ["mask"]
     assert json.loads((folder / "failure.json").read_text())["step"] == 2
 
@@ -114,7 +114,7 @@ def test_a_gradient_that_overflows_float16_is_skipped_and_one_that_does_so_at_an
     done, folder = train("model=spoilt", "model.what=nothing", "precision=fp16", "precision.initial_scale=1e38")
     assert done.returncode == 0, done.stderr
     assert steps(folder)[-1] == 6
-    weights = [checkpoint.load(one.path)["model"]["head.weight"] for one in checkpoint.found(folder / "checkpoints")]
+    weights = [checkpoint.load(one.path)["model"]["head.weight"] for one in checkpoint.list_checkpoints(folder / "checkpoints")]
     assert all(torch.isfinite(one).all() for one in weights)
     done, _ = train("model=spoilt", "model.what=nan gradient", "precision=fp16", "precision.initial_scale=1e-6", "max_steps=10", name="never")
     assert done.returncode == 1
@@ -151,7 +151,7 @@ def test_nan_is_worse_than_any_number(tmp_path, mode):
     for step, score in enumerate([math.nan, math.inf, 1.0, math.nan, -math.inf, math.nan], start=1):
         kept.save(step, {"model": {}}, {"score": score})
     assert (tmp_path / "best").resolve().name == f"step-{5 if mode == 'min' else 2:08d}"
-    assert [one.step for one in checkpoint.found(tmp_path)] == ([3, 5, 6] if mode == "min" else [2, 3, 6])
+    assert [one.step for one in checkpoint.list_checkpoints(tmp_path)] == ([3, 5, 6] if mode == "min" else [2, 3, 6])
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

@@ -22,10 +22,10 @@ from samewise.runner.optim.groups import freeze_groups, parameter_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.strategies.stages import cut
+from samewise.runner.strategies.stages import cut_model
 from samewise.runner.strategies.sync_batch_norm import synchronise
 from samewise.runner.training.build import build
-from samewise.runner.training.evaluation import measured
+from samewise.runner.training.evaluation import measure_split
 from samewise.runner.training.loop import fit
 
 BARE = Project(Path(__file__).resolve().parents[2])
@@ -96,7 +96,7 @@ def test_who_reads_the_mode_of_a_held_layer_finds_it_held_before_training_and_af
     norms = {name: module for name, module in run.model.named_modules() if isinstance(module, nn.BatchNorm2d)}
     held = {name for name in norms if name.startswith("layer1.")}
     assert {name for name, norm in norms.items() if not norm.training} == held
-    measured(run, "valid", run.model)
+    measure_split(run, "valid", run.model)
     assert {name for name, norm in norms.items() if not norm.training} == held
 
 
@@ -117,7 +117,7 @@ def test_stages_cut_from_a_model_keep_them() -> None:
     initialise(model, {"frozen": ["layer1.*", "layer4.*"]})
     before = copy.deepcopy(model.state_dict())
     value = torch.randn(2, 3, 8, 8)
-    for stage in cut(model, ["layer3"]):
+    for stage in cut_model(model, ["layer3"]):
         value = stage.train()(value)
     names = {name.partition(".")[0] for name in moved(before, model.state_dict())}
     assert names == {"bn1", "layer2", "layer3"}

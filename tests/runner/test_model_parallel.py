@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.errors import ConfigError
-from samewise.runner.strategies.stages import cut, draws
+from samewise.runner.strategies.stages import cut_model, draws
 
 TINY = [
     "experiment=resnet18_digits",
@@ -38,7 +38,7 @@ MORE = ["precision=bf16", "clip_norm=0.5", "loader.drop_last=false", "dataset.sa
 def test_stages_compute_what_the_model_computes_with_its_own_layers() -> None:
     torch.manual_seed(0)
     model = resnet18_small(width=4)
-    stages = cut(model, ["layer2", "layer4"])
+    stages = cut_model(model, ["layer2", "layer4"])
     assert [id(p) for stage in stages for p in stage.parameters()] == [id(p) for p in model.parameters()]
     images = torch.randn(2, 3, 8, 8)
     value = images
@@ -95,12 +95,12 @@ class Shares(nn.Module):
 )
 def test_a_model_that_cannot_be_cut_there_is_refused(model: nn.Module, split: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        cut(model, split)
+        cut_model(model, split)
     assert message in str(caught.value)
 
 
 def test_a_stage_that_draws_random_numbers_is_known() -> None:
-    first, second = cut(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.1)), ["1"])
+    first, second = cut_model(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Dropout(0.1)), ["1"])
     assert draws(first) is None
     assert draws(second) == "2"
 

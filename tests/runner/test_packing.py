@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from samewise.runner.processes.packing import packed, unpacked
+from samewise.runner.processes.packing import pack, unpack
 
 
 def test_what_is_packed_comes_out_as_it_was() -> None:
@@ -16,17 +16,17 @@ def test_what_is_packed_comes_out_as_it_was() -> None:
         torch.randn(3, dtype=torch.bfloat16),
         torch.randn(2, 1),
     ]
-    flat, offsets = packed(tensors)
+    flat, offsets = pack(tensors)
     assert flat.dtype is torch.uint8
     assert offsets == [0, 432, 448, 496, 544, 560]
     assert len(flat) == 576
-    for before, after in zip(tensors, unpacked(flat, tensors, offsets), strict=True):
+    for before, after in zip(tensors, unpack(flat, tensors, offsets), strict=True):
         assert torch.equal(before, after)
         assert (before.dtype, before.stride()) == (after.dtype, after.stride())
         assert after.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr(), "it has memory of its own"
 
 
 def test_a_gap_between_tensors_is_nought() -> None:
-    flat, offsets = packed([torch.full((3,), 255, dtype=torch.uint8), torch.full((2,), 255, dtype=torch.uint8)])
+    flat, offsets = pack([torch.full((3,), 255, dtype=torch.uint8), torch.full((2,), 255, dtype=torch.uint8)])
     assert offsets == [0, 16]
     assert flat.tolist() == [255] * 3 + [0] * 13 + [255] * 2 + [0] * 14

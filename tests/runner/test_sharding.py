@@ -13,8 +13,8 @@ from torch import nn
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import shards
-from samewise.runner.records.digest import combined, digests, state_digest
-from samewise.runner.strategies.modules import large_children, named
+from samewise.runner.records.digest import combine, digests, state_digest
+from samewise.runner.strategies.modules import large_children, match_modules
 from samewise.runner.strategies.recompute import recompute
 
 
@@ -38,13 +38,13 @@ class Net(nn.Module):
 
 def test_modules_are_meant_by_class_or_by_name():
     net = Net()
-    assert [name for name, _ in named(net, ["Sequential"], "strategy.shard")] == ["blocks.0", "blocks.1"]
-    assert [name for name, _ in named(net, ["head", "blocks.1"], "strategy.shard")] == ["blocks.1", "head"]
-    assert [name for name, _ in named(net, "head", "strategy.shard")] == ["head"]
+    assert [name for name, _ in match_modules(net, ["Sequential"], "strategy.shard")] == ["blocks.0", "blocks.1"]
+    assert [name for name, _ in match_modules(net, ["head", "blocks.1"], "strategy.shard")] == ["blocks.1", "head"]
+    assert [name for name, _ in match_modules(net, "head", "strategy.shard")] == ["head"]
     with pytest.raises(ConfigError, match=r"strategy\.shard.*matches no module(.|\n)*did you mean 'Sequential'"):
-        named(net, ["Sequental"], "strategy.shard")
+        match_modules(net, ["Sequental"], "strategy.shard")
     with pytest.raises(ConfigError, match=r"never called(.|\n)*blocks\.\*"):
-        named(net, ["blocks"], "strategy.shard")
+        match_modules(net, ["blocks"], "strategy.shard")
 
 
 def test_large_children_are_those_of_lists_too_but_not_those_that_share_weights():
@@ -81,7 +81,7 @@ def test_the_digest_of_shards_is_that_of_the_tensor_cut_as_torch_cuts():
     state = {"weight": torch.randn(5, 3), "running": torch.randn(4)}
     cut = [*state["weight"].chunk(4), torch.empty(0, 3)]
     assert [len(part) for part in cut] == [2, 2, 1, 0]
-    expected = combined([combined(digests(cut)), *digests([state["running"]])])
+    expected = combine([combine(digests(cut)), *digests([state["running"]])])
     assert state_digest(state, shards=4, sharded=["weight"]) == expected
     assert state_digest(state, shards=1, sharded=["weight"]) == state_digest(state)
 

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from samewise.runner.config.schema import Tracking
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.address import checked, problem, sqlite_file, without_password
+from samewise.runner.tracking.address import check_uri, problem, sqlite_file, without_password
 from samewise.runner.tracking.tracker import open_tracker
 
 
@@ -41,9 +41,9 @@ def test_a_uri_that_mlflow_takes_is_no_problem(uri: str) -> None:
 
 def test_an_sqlite_file_becomes_absolute_and_keeps_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert checked("sqlite:///runs/mlflow.db?timeout=60") == f"sqlite:///{tmp_path}/runs/mlflow.db?timeout=60"
-    assert sqlite_file(checked("sqlite:///runs/mlflow.db?timeout=60")) == tmp_path / "runs" / "mlflow.db"
-    assert checked(checked("sqlite:///x.db")) == checked("sqlite:///x.db")
+    assert check_uri("sqlite:///runs/mlflow.db?timeout=60") == f"sqlite:///{tmp_path}/runs/mlflow.db?timeout=60"
+    assert sqlite_file(check_uri("sqlite:///runs/mlflow.db?timeout=60")) == tmp_path / "runs" / "mlflow.db"
+    assert check_uri(check_uri("sqlite:///x.db")) == check_uri("sqlite:///x.db")
 
 
 def test_a_password_is_not_shown() -> None:

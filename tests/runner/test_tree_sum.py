@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from samewise.runner.strategies.base import Tally, added
+from samewise.runner.strategies.base import Tally, add_tallies
 from samewise.runner.strategies.tree import Bucket, ReplicaBuffers
 
 
@@ -67,6 +67,6 @@ def test_batch_norm_follows_replica_0_and_each_replica_starts_alike():
 
 
 def test_tallies_weigh_by_their_counts():
-    total = added([Tally(3, 8, {"loss": 6.0}), Tally(1, 8, {"loss": 4.0})])
+    total = add_tallies([Tally(3, 8, {"loss": 6.0}), Tally(1, 8, {"loss": 4.0})])
     assert total.means() == {"loss": 2.5}
     assert total.weight == 0.5

@@ -39,7 +39,7 @@ def main() -> None:
     for step in range((resume or 0) + 1, steps + 1):
         tracker.log({"train/loss": 1 / step, "train/step": float(step)}, step)
         if step % 10 == 0:
-            tracker.checkpointed(step)
+            tracker.before_checkpoint(step)
             write_atomically(checkpoint, str(step))
         time.sleep(pause)
     (folder.artifacts / "pictures").mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.sweep_folder import SweepFolder, label
-from samewise.runner.sweep.points import Composer, composed_points, identity
+from samewise.runner.sweep.points import Composer, compose_points, identity
 from samewise.runner.sweep.soundness import require_sound
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.space import read_space
@@ -24,7 +24,7 @@ def points(tmp_path: Path, *given: str):
     space = read_space(given, project=BARE)
     grid = Grid()
     grid.open(space, tmp_path, monitor="valid/loss", mode="min")
-    return composed_points(list(grid.settings()), space, SweepFolder(tmp_path / "digits-1"), Composer(BARE), first=0)
+    return compose_points(list(grid.settings()), space, SweepFolder(tmp_path / "digits-1"), Composer(BARE), first=0)
 
 
 def test_a_point_is_the_experiment_that_its_overrides_give(tmp_path: Path) -> None:

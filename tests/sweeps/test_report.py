@@ -26,7 +26,7 @@ import pytest
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import effects, pareto
-from samewise.runner.sweep.results import PointResult, State, ranked
+from samewise.runner.sweep.results import PointResult, State, rank_settings
 from samewise.runner.sweep.rows import setting_rows
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
@@ -93,7 +93,7 @@ def test_a_setting_of_which_a_seed_came_to_nan_is_not_the_best(mode) -> None:
     other_seed = dataclasses.replace(found[3].point, number=4)
     found.append(dataclasses.replace(found[3], point=other_seed, best={"valid/score": 100.0 if mode == "max" else 0.0}))
     best = [1, 2] if mode == "max" else [2, 1]
-    assert [setting[0].point.setting for setting in ranked(found)] == [*best, 3, 0]
+    assert [setting[0].point.setting for setting in rank_settings(found)] == [*best, 3, 0]
 
 
 def test_the_front_is_what_no_other_point_beats() -> None:

@@ -156,7 +156,7 @@ class Swept:
             self.process.kill()
         self.process.wait()
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return (self.folder / "sweep.log").read_text()
 
     def jobs(self) -> dict[int, dict[str, Any]]:
@@ -173,11 +173,11 @@ class Swept:
         return sum(file.read_bytes().count(b"train/loss") for file in self.folder.glob("runs/*/*/metrics.jsonl"))
 
     def wait_for_steps(self, count: int) -> None:
-        wait_for(lambda: self.steps() >= count, 300, self.told)
+        wait_for(lambda: self.steps() >= count, 300, self.describe)
 
     def kill_one(self, *, with_sender: bool = False, first: Callable[[], None] = lambda: None) -> None:
         """Kill a job by SIGKILL that has saved a checkpoint and is still training; before that, do `first`."""
-        number, pid = wait_for(self._in_the_middle, 300, self.told)
+        number, pid = wait_for(self._in_the_middle, 300, self.describe)
         first()
         senders = [sender_of(self.runs()[number])] if with_sender else []
         for victim in (pid, *senders):
@@ -198,7 +198,7 @@ class Swept:
             if code == 0:
                 return
             self.process = self._start()
-        raise AssertionError(self.told())
+        raise AssertionError(self.describe())
 
 
 def sender_of(run: Path) -> int:
@@ -231,7 +231,7 @@ def require_every_value_once(swept: Swept, uri: str, *, jobs: int, kills: int) -
     found = client.search_runs([client.get_experiment_by_name("samewise").experiment_id], max_results=1000)
     by_folder = {run.data.tags["samewise.folder"]: run for run in found}
     assert len(found) == len(by_folder) == len(swept.runs()) == jobs
-    assert Counter(job["tries"] for job in swept.jobs().values()) == {1: jobs - kills, 2: kills}, swept.told()
+    assert Counter(job["tries"] for job in swept.jobs().values()) == {1: jobs - kills, 2: kills}, swept.describe()
     count, total, journal_count, journal_total = 0, 0.0, 0, 0.0
     for folder in swept.runs():
         run = by_folder[str(folder)]

@@ -23,7 +23,7 @@ _OBJECTS = ("torch.Tensor", "torch.nn.modules.module.Module", "torch.dtype", "to
 """Classes that no scalar of a config can stand for."""
 
 
-def evaluated(annotation: Any, made: Callable[..., Any]) -> Any:
+def evaluate(annotation: Any, made: Callable[..., Any]) -> Any:
     """The annotation as an object; `Any` where it is a string that cannot be evaluated, or nothing."""
     if annotation is inspect.Parameter.empty:
         return Any
@@ -61,14 +61,14 @@ def fits(value: Any, annotation: Any) -> bool:
     return _fits_class(value, annotation) if isinstance(annotation, type) else True
 
 
-def expected(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """The annotation in words; empty where there is none."""
     if annotation is Any or isinstance(annotation, typing.TypeVar):
         return ""
     if annotation is None or annotation is type(None):
         return "null"
     if typing.get_origin(annotation) is Union or isinstance(annotation, types.UnionType):
-        return " or ".join(dict.fromkeys(filter(None, map(expected, typing.get_args(annotation)))))
+        return " or ".join(dict.fromkeys(filter(None, map(describe_type, typing.get_args(annotation)))))
     if typing.get_origin(annotation) is Literal:
         return "one of: " + ", ".join(map(str, typing.get_args(annotation)))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from samewise.runner.config.check.annotations import evaluated, expected, fits
+from samewise.runner.config.check.annotations import describe_type, evaluate, fits
 from samewise.runner.config.instantiate import SPECIAL, locate
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at
@@ -106,7 +106,7 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
 
 def _passed_on(made: Callable[..., Any]) -> list[str] | None:
     """The arguments that torchvision's model functions pass on to the class they return; None where that cannot be told."""
-    returned = evaluated(inspect.signature(made).return_annotation, made)
+    returned = evaluate(inspect.signature(made).return_annotation, made)
     if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
         return None
     parameters = inspect.signature(returned).parameters.values()
@@ -121,16 +121,16 @@ def _missing(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
     positional = len(node.get("_args_") or ())
     for place, (name, parameter) in enumerate(parameters.items()):
         if parameter.kind in _NAMED and parameter.default is inspect.Parameter.empty and name not in node and place >= positional:
-            words = expected(evaluated(parameter.annotation, made))
+            words = describe_type(evaluate(parameter.annotation, made))
             yield Problem(f"{path}.{name}", f"{made.__qualname__} needs this argument", expected=words, hint=f"+{path}.{name}=VALUE")
 
 
 def _mistyped(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
     for name, parameter in parameters.items():
         if parameter.kind in _NAMED and name in node and name not in SPECIAL and not _unknown_yet(node[name]):
-            annotation = evaluated(parameter.annotation, made)
+            annotation = evaluate(parameter.annotation, made)
             if not fits(node[name], annotation) and not (parameter.default is None and node[name] is None):
-                yield Problem(f"{path}.{name}", "wrong type", node[name], expected(annotation))
+                yield Problem(f"{path}.{name}", "wrong type", node[name], describe_type(annotation))
 
 
 def _unknown_yet(value: Any) -> bool:
