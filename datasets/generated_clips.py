@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from samewise.runner.errors import ConfigError, Problem
 
 _TICKS = 1 << 24
-"""Fractions of a period that are told apart."""
+"""Fractions of a period that are distinguished."""
 
 
 @final

@@ -14,7 +14,7 @@ from samewise.datasets.parts.utterances import LETTERS, sample
 from samewise.runner.errors import ConfigError, Problem
 
 _TICKS = 1 << 20
-"""Fractions of a period that are told apart."""
+"""Fractions of a period that are distinguished."""
 
 
 @final

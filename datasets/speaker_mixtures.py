@@ -44,7 +44,7 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
 
     Raises:
         DataError: no file matches, or there are fewer than S speakers.
-        ConfigError: a pattern without the group `speaker`, an interval that is none.
+        ConfigError: a pattern without the group `speaker`, an invalid interval.
     """
 
     def __init__(

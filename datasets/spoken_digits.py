@@ -38,7 +38,7 @@ class SpokenDigits(Utterances):
 
     Raises:
         DataError: the recordings are not there, or none of these takes and speakers.
-        ConfigError: an interval that is none.
+        ConfigError: an invalid interval.
     """
 
     def __init__(

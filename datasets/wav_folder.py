@@ -26,7 +26,7 @@ class WavFolder(Clips):
 
     Raises:
         DataError: the folder does not exist, or no file matches.
-        ConfigError: the pattern is none.
+        ConfigError: the pattern is not a valid regular expression.
     """
 
     def __init__(self, *, root: str, samples: int, context: int, sample_rate: int, pattern: str = ".+", cache: Cache = "none") -> None:

@@ -160,5 +160,5 @@ def energy_distance(first: Tensor, second: Tensor) -> float:
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
-    """float64[N, M], each by itself: as a matrix product, equal rows would not come out at nought."""
+    """float64[N, M], each by itself: as a matrix product, equal rows would not come out at zero."""
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")

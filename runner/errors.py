@@ -16,7 +16,7 @@ class Problem:
     Args:
         path: Where: a config path (`optimizer.lr`), or a file.
         message: What is wrong, as a sentence without a full stop.
-        value: The offending value, shown as `repr`; leave out where there is none.
+        value: The offending value, shown as `repr`; leave it out if there is none.
         expected: What would have been right.
         hint: What to do: the nearest right name, or a command.
     """
@@ -129,7 +129,7 @@ def ends_process(who: str, error: SystemExit) -> tuple[str, str]:
 
 
 def describe(error: BaseException) -> tuple[int, str]:
-    """The exit code for an error, and what a person is told of it."""
+    """The exit code for an error, and the message to show."""
     if isinstance(error, SamewiseError):
         count = len(error.problems)
         lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]

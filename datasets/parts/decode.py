@@ -51,7 +51,7 @@ def decode(raw: bytes, *, mode: Mode = "rgb") -> Tensor:
     """uint8[C, H, W] of an encoded image.
 
     Raises:
-        ValueError, OSError, SyntaxError: whatever Pillow raises for bytes that are no whole image.
+        ValueError, OSError, SyntaxError: whatever Pillow raises for bytes that are not a complete image.
     """
     number, pillow = _MODES[mode]
     # The operators themselves: the functions of torchvision.io warn at each call that they will go, which takes longer than a small image.

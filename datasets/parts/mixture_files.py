@@ -32,7 +32,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         data: The data set's name, for messages.
 
     Raises:
-        DataError: a folder or a file is missing; a file of up to 1,000 mixtures, evenly spaced, is no audio by its header, or has another rate.
+        DataError: a folder or a file is missing; a file of up to 1,000 mixtures, evenly spaced, is not audio according to its header, or has a different rate.
     """
 
     def __init__(self, folder: Path, *, mixture: str, sources: Sequence[str], sample_rate: int, seconds: float | None, data: str) -> None:

@@ -50,7 +50,7 @@ class Recordings:
         cache: "memory": all are decoded here, and kept end to end in one tensor, which worker processes share.
 
     Raises:
-        DataError: there are no files; one is no audio by its header, of up to 2,000, evenly spaced; with cache="memory", any is damaged.
+        DataError: there are no files; one of up to 2,000, evenly spaced, is not audio according to its header; with cache="memory", any is damaged.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], *, sample_rate: int, cache: Cache = "none") -> None:

@@ -1,4 +1,4 @@
-"""A progress bar where there is a terminal, a line for each evaluation where there is none."""
+"""A progress bar on a terminal, otherwise a line for each evaluation."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _tell(predictor: Predictor, file: Path, output: Path, name: str, *, as_json:
 
 
 def _apart(given: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Files, and overrides: what looks like one and is no file."""
+    """Files, and overrides (arguments that look like overrides and are not files)."""
     files, overrides = list[Path](), list[str]()
     for one in given:
         if re.match(r"[A-Za-z_][\w.]*=", one) and not Path(one).exists():

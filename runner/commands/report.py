@@ -91,7 +91,7 @@ def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Ef
 
 
 def _told(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything in plain values; null for what is no number."""
+    """Everything in plain values; null for values that are not numbers."""
     from samewise.runner.sweep.comparison import pages
     from samewise.runner.sweep.results import rank_settings, spread
     from samewise.runner.sweep.tables import as_plain_values

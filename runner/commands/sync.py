@@ -86,7 +86,7 @@ def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> SyncResult:
         return SyncResult(name, "in_progress" if locks.holder(folder.lock) else "ending")
     except SamewiseError:
         raise
-    except Exception as error:  # whatever the store or the network did; the next `sync` goes on from there
+    except Exception as error:  # whatever the store or the network did; the next `sync` continues from there
         return SyncResult(name, "failed", error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
 
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Whether any override has several values. What cannot be read is none: composing tells of it."""
+    """Whether any override has several values. Those that cannot be read are ignored here: composing reports them."""
     from samewise.runner.config.overrides import has_several_values
 
     return any(has_several_values(text) for text in overrides)

@@ -235,7 +235,7 @@ GROUPS = {
     "tracking": "Where metrics, configs and pictures go.",
     "reproducibility": "Determinism, and what to do where it is not possible.",
 }
-"""Groups that are no key of the schema, or whose key has its description elsewhere."""
+"""Groups that are not a key of the schema, or whose key is described elsewhere."""
 
 
 def field_summaries(kind: type) -> dict[str, str]:

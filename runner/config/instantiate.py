@@ -204,7 +204,7 @@ def _reachable(found: Any, allowed: Sequence[str]) -> bool:
 
 
 def _is_component(found: Any, allowed: Sequence[str]) -> bool:
-    """A class, a module's own function, or a classmethod; an instance's method is none, as it would run on whatever a config passes as `self`."""
+    """A class, a module's own function, or a classmethod; not an instance's method, which would run on whatever a config passes as `self`."""
     if inspect.ismethod(found):
         return isinstance(found.__self__, type) and _is_component(found.__self__, allowed) and _at_home(found.__func__, allowed)
     if isinstance(found, type):

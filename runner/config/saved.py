@@ -22,7 +22,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     """The run called `name`: its folder, the start of its fingerprint, or its MLflow run id.
 
     Raises:
-        ConfigError: there is none, or there are several.
+        ConfigError: none matches, or several do.
     """
     given = Path(name)
     if (given / "config.yaml").is_file():

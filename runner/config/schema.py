@@ -1,6 +1,6 @@
 """The runner's own settings, typed: Hydra checks them as it composes. Components (models, data sets, optimizers) are checked by `check`.
 
-Each field's docstring is what `samewise show --help KEY` and docs/configs.md tell of it. Imports neither torch nor mlflow.
+Each field's docstring is its description in docs/configs.md. Imports neither torch nor mlflow.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 def plain(node: Any) -> Any:
     """A config as dicts, lists and scalars, interpolations resolved; what is missing, or leads to what is missing, is `???`.
 
-    An interpolation that leads nowhere stays as it is written: composing has told of it.
+    An unresolvable interpolation stays as it is written: composing has reported it.
     """
     if isinstance(node, DictConfig | ListConfig) and node._is_none():  # pyright: ignore[reportPrivateUsage]
         return None

@@ -27,7 +27,7 @@ from samewise.runner.interfaces import Batch
 Collate = Callable[[Sequence[Any]], Batch]
 
 _NOTICE_S = 60
-"""How long a worker goes on after SIGTERM."""
+"""How long a worker keeps running after SIGTERM."""
 _STARTED: weakref.WeakSet[Any] = weakref.WeakSet()
 """The workers of this process."""
 

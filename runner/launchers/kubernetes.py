@@ -40,7 +40,7 @@ _LONGEST = 10_000
 
 @final
 class Kubernetes(Launcher):
-    """Writes manifests of Indexed Jobs. A pod that is told to end saves its run, and another goes on with it.
+    """Writes manifests of Indexed Jobs. A pod that is told to end saves its run, and another pod resumes it.
 
     Args:
         image: Of the container: Python with samewise's dependencies.

@@ -41,7 +41,7 @@ class Volume:
         """Of a config's words: `CLAIM`, `CLAIM/FOLDER` or `/FOLDER/OF/THE/NODE`.
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: it is not one of these.
         """
         where = f"volumes.{path}"
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:

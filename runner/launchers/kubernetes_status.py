@@ -46,7 +46,7 @@ class Cluster:
         return read_job(json.loads(job.stdout), json.loads(pods.stdout)["items"] if not pods.returncode else [], count)
 
     def delete(self, name: str) -> None:
-        """Have its pods told to end, and then the Job forgotten."""
+        """Tell its pods to end, then delete the Job."""
         self._call("delete", "job", name, "--ignore-not-found", "--cascade=foreground", "--wait=false")
 
     def kill(self, name: str, indices: Iterable[int]) -> None:

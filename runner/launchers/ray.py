@@ -147,7 +147,7 @@ class Ray(Launcher):
         return self._any_gpu
 
     def _jobs(self, *, wait: bool = False) -> dict[int, Mapping[str, Any]]:
-        """The last job of each point that has any, as Ray tells of it.
+        """The last job of each point that has any, as Ray reports it.
 
         Args:
             wait: Where the server is away, raise Away and not ConfigError.

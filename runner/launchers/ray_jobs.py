@@ -85,7 +85,7 @@ def address_from(given: str | None) -> str:
     """The address that was given, or that Ray's variables name.
 
     Raises:
-        ConfigError: there is none, or it is not HTTP's.
+        ConfigError: the address is missing, or is not an HTTP address.
     """
     named = next((name for name in ADDRESSES if os.environ.get(name)), None)
     path, address = ("launcher.address", given) if given else (named or "launcher.address", os.environ[named] if named else None)

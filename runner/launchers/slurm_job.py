@@ -3,7 +3,7 @@
     python -m samewise.runner.launchers.slurm_job SWEEP/slurm/0001.json     the batch script
     python -m samewise.runner.launchers.slurm_job rank SWEEP NUMBER         one of several ranks, started by srun on the job's machines
 
-The run is a step (srun) whatever its size: it is steps that SLURM tells of a preemption before it comes, and of the end of their time. So this process passes
+The run is a step (srun) whatever its size: SLURM notifies steps before a preemption and before their time runs out. So this process passes
 nothing on. Where SLURM ends the job itself (scancel, scontrol requeue, a preemption whose grace is over), it signals the step as well.
 """
 
@@ -25,7 +25,7 @@ from samewise.runner.launchers.submission import Submitted, unexplained
 
 _EVERY_S = 1.0
 _STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
-"""srun's exit codes for a run that was told to stop before it could hear it."""
+"""srun's exit codes for a run that was told to stop before it could handle the signal."""
 
 
 class Batch:
@@ -91,7 +91,7 @@ class Batch:
 
 
 def be_rank(sweep: Path, number: int) -> int:
-    """Train as one of several ranks: what torchrun would have told it is in SLURM's variables."""
+    """Train as one of several ranks: what torchrun would pass in its variables comes from SLURM's."""
     names = {"RANK": "PROCID", "WORLD_SIZE": "NTASKS", "LOCAL_RANK": "LOCALID", "MASTER_ADDR": "LAUNCH_NODE_IPADDR"}
     os.environ.update({name: os.environ[f"SLURM_{its}"] for name, its in names.items()})
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]

@@ -1,4 +1,4 @@
-"""Weights from a local file into a model, with every disagreement told by name."""
+"""Weights from a local file into a model, reporting every mismatch by name."""
 
 from __future__ import annotations
 

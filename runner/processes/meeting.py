@@ -29,7 +29,7 @@ def meeting_point(timeout_s: float, init_method: str | None = None) -> Any:
         init_method: Where: `tcp://host:port` at rank 0, `file:///path` that all see and that is not there yet; null or `env://`: MASTER_ADDR and MASTER_PORT.
 
     Raises:
-        ConfigError: it cannot be reached, its port is taken, or it is none.
+        ConfigError: the meeting point cannot be reached, its port is taken, or it is not valid.
     """
     if "store" in _met:
         return _met["store"]
@@ -82,7 +82,7 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
 
 
 def _file_store(path: Path, timeout_s: float) -> Any:
-    """A file that the ranks write to. One that an earlier job has left would tell them of ranks that are no more: each job needs its own."""
+    """A file that the ranks write to. A file left by an earlier job would list ranks that no longer exist: each job needs its own."""
     size, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
     try:
         path.touch()

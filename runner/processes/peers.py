@@ -68,7 +68,7 @@ class Peers(abc.ABC):
         """What rank 0 makes, on every rank; what it raises there ends all of them. All ranks must call it."""
 
     def explain(self, error: BaseException, *, step: int) -> BaseException:
-        """The error, or what it comes from where it tells of another rank. `step` counts from 1."""
+        """The error, or its cause if it is due to another rank. `step` counts from 1."""
         return error
 
     def abandon(self, error: BaseException) -> None:

@@ -198,7 +198,7 @@ def _disk_is_full(folder: Path) -> bool:
 
 
 def list_checkpoints(folder: Path) -> list[Kept]:
-    """The checkpoints in a folder, by step. Whether they are sound only `load` tells. What has another name than a checkpoint is none."""
+    """The checkpoints in a folder, by step. Only `load` finds out whether they are intact. Files and folders with other names are ignored."""
     steps = ((int(match[1]), path) for path in folder.glob("step-*") if (match := re.fullmatch(r"step-(\d{8,})", path.name)))
     return [Kept(path, step, _metrics(path)) for step, path in sorted(steps)]
 
@@ -207,7 +207,7 @@ def choose_checkpoint(folder: Path, which: str) -> Kept:
     """The checkpoint in a folder that `best`, `last` or a step names; the last where none is called best.
 
     Raises:
-        CheckpointError: there is none, or no such one.
+        CheckpointError: there are no checkpoints, or not the one named.
     """
     kept = list_checkpoints(folder)
     if not kept:
@@ -313,7 +313,7 @@ def load_sharded(state: dict[str, Any], path: Path, empty: Callable[[list[int], 
 
 
 def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = load) -> tuple[Kept | None, dict[str, Any], list[Problem]]:
-    """(checkpoint, its state, what was wrong with newer ones); (None, {}, []) where there is none at all.
+    """(checkpoint, its state, what was wrong with newer ones); (None, {}, []) if there are no checkpoints.
 
     Only damage is a reason to take an older one: what cannot be read now may be read later.
 

@@ -1,4 +1,4 @@
-"""What cannot be controlled is recorded: versions, hardware, variables, git. What of it can change bits is told apart."""
+"""Records what cannot be controlled: versions, hardware, variables, git. What can change bits is listed separately."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """The commit, and the diff of uncommitted work, of the checkout around `folder`; empty where there is none."""
+    """The commit, and the diff of uncommitted work, of the checkout around `folder`; empty if there is none."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}

@@ -41,7 +41,7 @@ def record(packages: Sequence[str]) -> dict[str, str]:
 
 
 def list_changes(folder: RunFolder) -> list[str]:
-    """What is other now in the code that a run was begun with: sentences. None where nothing was recorded of it.
+    """What has changed in the code that a run was started with, as sentences. Empty if nothing was recorded.
 
     Raises:
         ConfigError: the record is damaged.

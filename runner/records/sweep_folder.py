@@ -119,7 +119,7 @@ class SweepFolder:
                 self.path.parent.parent.rmdir()
 
     def points(self) -> list[Point]:
-        """All points so far; a line that was cut off by a crash is none.
+        """All points so far; a line cut off by a crash is ignored.
 
         Raises:
             ConfigError: a line is lost: its point's number would be given to another.
@@ -205,7 +205,7 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
     """The sweep called `name`: its folder, its id, or the start of one of the id's parts.
 
     Raises:
-        ConfigError: there is none, or there are several.
+        ConfigError: none matches, or several do.
     """
     if (Path(name) / "sweep.json").is_file():
         return SweepFolder(Path(name))

@@ -138,7 +138,7 @@ class Strategy(abc.ABC):
         """Raise a ConfigError where `wrap` would refuse the model; asked by `samewise check` where the others cannot be pretended."""
 
     def describe(self) -> list[str]:
-        """What `samewise check` tells of how the work is divided, beside who takes which micro-batches: sentences."""
+        """Sentences for `samewise check` about how the work is divided, besides which rank takes which micro-batches."""
         return []
 
     def gather(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
@@ -175,7 +175,7 @@ def choose_device(name: str) -> torch.device:
     """The torch device for `auto`, `cpu` or `cuda`.
 
     Raises:
-        ConfigError: `cuda` was asked for and there is none.
+        ConfigError: `cuda` was requested, but there is no CUDA device.
     """
     found = torch.cuda.is_available()
     if name == "cuda" and not found:

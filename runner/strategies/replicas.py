@@ -61,7 +61,7 @@ class TreeExchange(Exchange):
     """Adds the ranks' sums in the upper levels of the replicas' tree.
 
     Each rank receives its shard of every rank's sum (all-to-all), adds them in the tree's order, and the shards' sums are gathered: the traffic of
-    a ring all-reduce, in a fixed order. A bucket is gathered when the next one is started, so that the wire is busy while the backward pass goes on.
+    a ring all-reduce, in a fixed order. A bucket is gathered when the next one is started, so that the network is busy during the backward pass.
 
     Args:
         peers: The ranks.

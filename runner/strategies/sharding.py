@@ -136,7 +136,7 @@ def _keep_shards(model: nn.Module, state: dict[str, Any], prefix: str, *further:
 def _shard_states(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    by_number = dict(zip(numbers, parameters, strict=False))  # torch itself tells of groups that do not fit
+    by_number = dict(zip(numbers, parameters, strict=False))  # torch itself reports groups that do not fit
     shards = {number: _sharded_state(values, by_number.get(number)) for number, values in state["state"].items()}
     return {**state, "state": shards}
 

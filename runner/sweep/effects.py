@@ -37,7 +37,7 @@ class Effect:
         share: Of the variance between settings, how much lies between this parameter's levels: eta squared, 0 to 1. NaN where all settings came to the same.
         levels: Each with what came of it, in the values' order.
         best: The level with the best mean.
-        correlation: Spearman's rank correlation of the value with the metric, -1 to 1; None where values are no numbers.
+        correlation: Spearman's rank correlation of the value with the metric, -1 to 1; None if the values are not numbers.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Effect:
 def effects(found: Sequence[PointResult]) -> list[Effect]:
     """Of each parameter that has several values among the settings with a result, the strongest first.
 
-    What parameters do together is not told apart: in a sweep that is no full grid a share also holds what goes along with the parameter.
+    Joint effects of parameters are not separated: in a sweep that is not a full grid, a share also includes whatever varies together with the parameter.
     """
     settled = [(setting[0].point.values, spread(setting).mean) for setting in by_setting(found)]
     settled = [(values, mean) for values, mean in settled if not math.isnan(mean)]
@@ -61,7 +61,7 @@ def effects(found: Sequence[PointResult]) -> list[Effect]:
 
 
 def number_of(text: str) -> float | None:
-    """A value as a number; None where it is none, as `adam`."""
+    """A value as a number; None if it is not one, such as `adam`."""
     try:
         return float(text)
     except ValueError:

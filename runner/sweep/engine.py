@@ -1,4 +1,4 @@
-"""Runs a sweep: asks what to try, starts it, watches, tells what became of it. Left at any moment and started again, it goes on where it was."""
+"""Runs a sweep: asks what to try, starts it, watches it, reports the result. It can be interrupted at any moment, and resumes where it was."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Sweep:
         return found
 
     def _ask(self) -> bool:
-        """Have the sweeper name one more setting. False where there is none for now."""
+        """Have the sweeper name one more setting. False if there is none for now."""
         setting = None if self.sweeper.listed else self.sweeper.ask()
         if setting is None:
             return False
@@ -231,7 +231,7 @@ class Sweep:
         return point_result(self.folder, now.point)
 
     def _tell_ended(self) -> None:
-        """Tell the sweeper of settings of which every seed has ended. What was interrupted goes on when the sweep does, and is told then."""
+        """Report settings of which every seed has ended to the sweeper. Interrupted points resume when the sweep does, and are reported then."""
         if self.sweeper.listed:
             return
         by_setting = dict[int, list[Point]]()

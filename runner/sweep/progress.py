@@ -1,4 +1,4 @@
-"""Shows a person how a sweep goes: a line for each running job, and one for each that has ended. On standard error; lines only where that is no terminal."""
+"""Shows a person how a sweep goes: a line for each running job, and one for each that has ended. On standard error; only lines if that is not a terminal."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class State(enum.StrEnum):
 
 
 ENDED = (State.finished, State.pruned, State.failed)
-"""States in which nothing more is done by itself. What was interrupted goes on when the sweep does."""
+"""States in which nothing more happens on its own. Interrupted points resume when the sweep does."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Sweeper(abc.ABC):
             mode: `min` or `max`.
 
         Raises:
-            ConfigError: the space is none for this sweeper.
+            ConfigError: this sweeper cannot search the space.
         """
 
     @abc.abstractmethod
@@ -66,11 +66,11 @@ class Sweeper(abc.ABC):
         return len(list(self.settings())) if self.listed else None
 
     def ask(self) -> Setting | None:
-        """The next setting to try; None where there is none for now. Asked of sweepers that are not `listed`."""
+        """The next setting to try; None if there is none for now. Called on sweepers that are not `listed`."""
         return None
 
     def tell(self, setting: Setting, result: Result) -> None:
-        """What became of a setting; when the sweep goes on, of those that have ended before once more. Told to sweepers that are not `listed`."""
+        """Take the result of a setting; when the sweep resumes, also those of earlier ones again. Called on sweepers that are not `listed`."""
 
     def variables(self, setting: Setting, seed: int) -> Mapping[str, str]:
         """Environment variables for the run of a setting with its `seed`-th seed, by which it may report while it trains: `processes.this_process.REPORTER`.

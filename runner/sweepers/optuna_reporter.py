@@ -49,7 +49,7 @@ class Reporter(Callback):
             if number not in self._trial.storage.get_trial(self._trial._trial_id).intermediate_values:  # pyright: ignore[reportPrivateUsage]
                 self._trial.report(metrics[self._metric], number)
             unpromising = self._trial.should_prune()
-        except OSError as error:  # the disk is full; that is no reason to end a training
+        except OSError as error:  # the disk is full, but training need not end for that
             print(f"warning: an evaluation was not reported to the sweep: {error}", file=sys.stderr)
             return
         if unpromising and not run.is_over and not run.is_stopping:

@@ -88,7 +88,7 @@ def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
 
 
 def open_study(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
-    """The study of a sweep, begun where there is none yet.
+    """The study of a sweep, created if it does not exist yet.
 
     Args:
         folder: The sweep's.

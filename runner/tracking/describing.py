@@ -1,4 +1,4 @@
-"""What MLflow is told of a run beside its metrics: params, tags, a note and the data sets, from the run's folder."""
+"""What is logged to MLflow about a run besides its metrics: params, tags, a note and the data sets, from the run's folder."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Journal:
 
     Args:
         path: The file; it is made if it is not there, and a torn last line is cut off.
-        resume_step: The step of the checkpoint that training goes on from; None: from the beginning. Only lines at this step or later are remembered.
+        resume_step: The step of the checkpoint that training resumes from; None: from the beginning. Only lines at this step or later are remembered.
     """
 
     def __init__(self, path: Path, *, resume_step: int | None) -> None:
@@ -141,7 +141,7 @@ class Journal:
 
 
 def read_entries(path: Path, *, offset: int = 0, end: int | None = None) -> Iterator[tuple[Entry, int]]:
-    """The entries of a journal and the offset behind each, in bytes. A last line without its end is left for later; what is no entry is passed over.
+    """The entries of a journal and the offset behind each, in bytes. A last line without its end is left for later; lines that are not entries are skipped.
 
     Args:
         path: The journal; one that is not there is empty.

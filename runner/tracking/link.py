@@ -40,7 +40,7 @@ class Link(abc.ABC):
 
 
 def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
-    """Start a sender. It takes some milliseconds; the sender's own start-up goes on beside training. None, with a warning: it cannot be started.
+    """Start a sender. It takes some milliseconds; the sender starts up while training goes on. None, with a warning: it cannot be started.
 
     Args:
         folder: The run's.

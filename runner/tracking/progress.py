@@ -73,7 +73,7 @@ def _made(value: dict[str, Any]) -> TrackingState:
 
 
 def save(folder: RunFolder, progress: TrackingState) -> None:
-    """Write the progress, durably. A full disk is no reason to stop: what is sent twice is stored once."""
+    """Write the progress, durably. A full disk does not stop the sender: what is sent twice is stored once."""
     try:
         write_json(folder.tracking, asdict(progress))
     except TrainingError as error:

@@ -70,7 +70,7 @@ class Sending:
 
         Raises:
             RunGone: the MLflow run was deleted. The next pass makes another.
-            Exception: whatever the client raises when the store cannot be reached; a later pass goes on where this one stopped.
+            Exception: whatever the client raises when the store cannot be reached; a later pass continues where this one stopped.
         """
         self._ensure_run()
         if alive and self.progress.status != "RUNNING":

@@ -37,7 +37,7 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:
-    """The MLflow experiment of that name: made where there is none, restored where it has been deleted.
+    """The MLflow experiment of that name: created if it does not exist, restored if it was deleted.
 
     Args:
         client: Of the store.

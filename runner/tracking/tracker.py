@@ -144,7 +144,7 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     Args:
         folder: The run's folder, locked.
         settings: The config's `tracking`, resolved.
-        resume_step: The step of the checkpoint that training goes on from; None: from the beginning.
+        resume_step: The step of the checkpoint that training resumes from; None: from the beginning.
 
     Raises:
         ConfigError: `tracking.uri` is not one that MLflow takes, or its folder cannot be made.

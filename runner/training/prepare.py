@@ -57,10 +57,10 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
 
 
 def _finished(composed: Composed) -> dict[str, Any] | None:
-    """The summary of a run that is done. A damaged one is none, and one below a run_root that is no folder, of which `check` tells.
+    """The summary of a run that is done. None if it is damaged, or if run_root is not a folder, which `check` reports.
 
     Raises:
-        ConfigError: it is there and cannot be read, or was trained with other code.
+        ConfigError: it exists and cannot be read, or was trained with different code.
     """
     try:
         summary = read_json(composed.folder.summary)

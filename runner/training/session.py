@@ -189,7 +189,7 @@ def _leave_reason(run: Run, error: BaseException) -> None:
 
 
 def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
-    """Leave the config and the environment in the folder; refuse, or lower the level, where the run was begun in one that gives other bits.
+    """Leave the config and the environment in the folder; refuse, or lower the level, if the run was started in one that gives different bits.
 
     Args:
         run: What is about to train.

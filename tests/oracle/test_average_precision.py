@@ -197,7 +197,7 @@ def test_it_is_torchmetrics():
 
 
 @pytest.mark.parametrize(("kept", "missing"), [("true", "found"), ("found", "true")])
-def test_with_nothing_found_or_nothing_to_find_it_is_nought(kept, missing):
+def test_with_nothing_found_or_nothing_to_find_it_is_zero(kept, missing):
     images = [{kept: one[kept], missing: []} for one in drawn_images(0)]
     assert {value for name, value in scores(images).compute().items() if name.startswith("ma")} == {0.0}
 

@@ -273,7 +273,7 @@ def test_the_first_clips_are_resynthesised_where_that_is_asked_for(tmp_path):
     assert "log_mel_distance" not in evaluated(Vocoder(front_end=front_end()), model, [batch]).compute()
 
 
-def test_the_log_mel_distance_is_nought_for_the_same_and_twenty_for_a_tenth():
+def test_the_log_mel_distance_is_zero_for_the_same_and_twenty_for_a_tenth():
     recipe = Vocoder(front_end=front_end())
     waveform = 0.5 * torch.randn(2, 2000, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
     assert recipe.log_mel_distance(waveform, waveform).tolist() == [0.0, 0.0]

@@ -26,7 +26,7 @@ def test_what_is_packed_comes_out_as_it_was() -> None:
         assert after.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr(), "it has memory of its own"
 
 
-def test_a_gap_between_tensors_is_nought() -> None:
+def test_a_gap_between_tensors_is_zero() -> None:
     flat, offsets = pack([torch.full((3,), 255, dtype=torch.uint8), torch.full((2,), 255, dtype=torch.uint8)])
     assert offsets == [0, 16]
     assert flat.tolist() == [255] * 3 + [0] * 13 + [255] * 2 + [0] * 14

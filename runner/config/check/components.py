@@ -105,7 +105,7 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
 
 
 def _passed_on(made: Callable[..., Any]) -> list[str] | None:
-    """The arguments that torchvision's model functions pass on to the class they return; None where that cannot be told."""
+    """The arguments that torchvision's model functions pass on to the class they return; None if that cannot be determined."""
     returned = evaluate(inspect.signature(made).return_annotation, made)
     if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
         return None
@@ -134,5 +134,5 @@ def _mistyped(node: Node, path: str, made: Callable[..., Any], parameters: Mappi
 
 
 def _unknown_yet(value: Any) -> bool:
-    """Missing, or an interpolation that leads nowhere: told of elsewhere."""
+    """Missing, or an unresolvable interpolation: reported elsewhere."""
     return isinstance(value, str) and (value == "???" or "${" in value)

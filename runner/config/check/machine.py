@@ -17,7 +17,7 @@ def problems(cfg: DictConfig, *, elsewhere: bool = False) -> list[Problem]:
 
 
 def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
-    """Tried, not asked: permissions alone do not tell of read-only file systems."""
+    """By trying it: permissions do not show that a file system is read-only."""
     root = Path(cfg.run_root).expanduser()
     standing = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     try:
