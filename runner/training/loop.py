@@ -15,7 +15,7 @@ from torch import Tensor
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.interfaces import Outcome
-from samewise.runner.records.digest import combined
+from samewise.runner.records.digest import combine
 from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
@@ -66,7 +66,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         run.precision.stepper(phase.optimizer)()
     run.precision.update()
     run.progress.step += 1
-    return Outcome(run.step, losses, tally.count, norm, combined([a for a, _ in seen]), combined([b for _, b in seen]))
+    return Outcome(run.step, losses, tally.count, norm, combine([a for a, _ in seen]), combine([b for _, b in seen]))
 
 
 def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Callable[[], Tally]]:
