@@ -93,7 +93,7 @@ def test_objects_that_are_difficult_can_be_left_out(root: Path):
         ((20, 5, 10, 9), "inverted"),
         ((5, 9, 10, 5), "inverted"),
         ((-4, 5, 10, 9), "negative"),
-        ((5, 5, 41, 9), "out of the image of 40 x 30"),
+        ((5, 5, 41, 9), "beyond the image of 40 x 30"),
         ((5, 5, 10, 31), "beyond the image"),
         ((5, 5, 5, 9), r"no area(.|\n)*empty_boxes=drop"),
         (("nan", 5, 9, 9), "finite"),
