@@ -112,11 +112,11 @@ def test_a_finished_run_answers_for_the_code_it_was_trained_with_and_no_other(tr
 def test_an_old_result_is_given_with_a_warning_where_that_is_asked_for(train, lab):
     assert train().returncode == 0
     (lab / "helper_of_lab_of_code.py").unlink()
-    assert "helper_of_lab_of_code.py is gone" in train().stderr
+    assert "helper_of_lab_of_code.py no longer exists" in train().stderr
     done = train("reproducibility.other_environment=record")
     assert done.returncode == 0
     assert "already finished" in done.stdout
-    assert "warning: helper_of_lab_of_code.py is gone" in done.stderr
+    assert "warning: helper_of_lab_of_code.py no longer exists" in done.stderr
 
 
 def test_a_run_that_is_half_done_goes_on_only_with_its_own_code(train, lab):
