@@ -103,5 +103,5 @@ def test_settings_of_a_callback_that_was_not_chosen_are_named(samewise):
 def test_missing_data_is_named_before_training(samewise, tmp_path):
     done = samewise("train", "experiment=conv_tasnet_libri2mix", f"dataset.root={tmp_path}", f"run_root={tmp_path}/runs")
     assert done.returncode == 2
-    assert "this folder of Libri2Mix is not there" in done.stderr
+    assert "this folder of Libri2Mix was not found" in done.stderr
     assert not (tmp_path / "runs").exists()

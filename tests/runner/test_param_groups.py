@@ -136,7 +136,7 @@ WRONG = [
     ({"a": {"match": "norm", "lr_factor": -1}}, "param_groups.a.lr_factor", "at least 0"),
     ({"a": {"match": "norm", "lr_factor": 1, "lr": 1}}, "param_groups.a", "both lr and lr_factor"),
     ({"a": {"layer_decay": "much"}}, "param_groups.a", "layer-wise decay"),
-    ({"a": {"match": "re:.", "frozen": True}}, "param_groups", "no parameter to train"),
+    ({"a": {"match": "re:.", "frozen": True}}, "param_groups", "no parameter is left to train"),
 ]
 
 
