@@ -113,9 +113,9 @@ def test_a_finished_run_is_in_mlflow_with_all_that_belongs_to_it(folder: RunFold
     assert files == {"config.yaml", "environment.json", "pictures/confusion.txt"}
 
 
-def test_a_trainer_killed_at_random_and_started_again_leaves_every_value_there_once(folder: RunFolder, store: Store, shared: SenderParent) -> None:
+def test_a_trainer_killed_at_random_and_started_again_leaves_every_value_there_once(folder: RunFolder, store: Store) -> None:
     chance = random.Random(5)
-    for number in range(2):
+    for number in range(3):
         trainer = start(folder, store.uri, 400, 0.005)
         time.sleep(chance.uniform(0.3, 1.2))
         os.kill(trainer.pid, signal.SIGKILL)
@@ -166,7 +166,7 @@ def test_where_the_shared_process_is_gone_a_run_starts_a_sender_of_its_own(folde
     assert store.points(run) == (20, expected(10))
 
 
-def test_a_run_says_how_it_ended(folder: RunFolder, store: Store, shared: SenderParent) -> None:
+def test_a_run_says_how_it_ended(folder: RunFolder, store: Store) -> None:
     run = finish(start(folder, store.uri, 5, status="FAILED"))
     assert store.status(run) == "FAILED"
 
