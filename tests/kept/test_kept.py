@@ -19,6 +19,24 @@ kept = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(kept)
 
 QUICK = ("resnet_cifar10", "wavernn_spoken_digits")
+LONG = (
+    "conv_tasnet_libri2mix",
+    "conv_tasnet_wsj0_2mix",
+    "resnet50_imagenet",
+    "retinanet_coco",
+    "wav2letter_librispeech",
+    "wavernn_libritts",
+    "wavernn_ljspeech",
+)
+"""Much like another of their recipe that is tried."""
+
+
+def marked(experiment: str) -> Any:
+    """With the marks that say in which suite it is tried."""
+    marks = [] if experiment in QUICK else [pytest.mark.slow, *([pytest.mark.long] if experiment in LONG else [])]
+    return pytest.param(experiment, marks=marks)
+
+
 KEPT = json.loads(kept.FILE.read_text())
 
 
@@ -29,7 +47,7 @@ def test_an_experiment_composes_to_what_it_did(experiment: str, tmp_path: Path, 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("experiment", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in kept.EXPERIMENTS])
+@pytest.mark.parametrize("experiment", [marked(name) for name in kept.EXPERIMENTS])
 def test_a_reduced_experiment_does_not_diverge_and_gives_the_bits_it_gave(experiment: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
     done = samewise("train", f"experiment={experiment}", "debug=tiny", "tracking=none", f"run_root={tmp_path}")
     assert done.returncode == 0, done.stderr
