@@ -1,7 +1,7 @@
 """Overrides to a config.
 
-Hydra's part: the search path, the defaults list, the merge, the override grammar. Hydra is used here, in `overrides` and in
-`commands.completion`, and nowhere else.
+Hydra's part: the search path, the defaults list, the merge, the override grammar. docs/design.md lists the
+few other places that import Hydra.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from types import FrameType
 
 REPORTER = "SAMEWISE_REPORTER"
 """A variable of a job's environment: a `samewise.runner.interfaces.Callback`, as JSON with a `_target_`, made in the job's process. It tells the sweeper how
@@ -18,6 +21,17 @@ ENDS_WITH_LAUNCHER = "SAMEWISE_ENDS_WITH_LAUNCHER"
 """A variable that has a job save and stop when the process that started it dies."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextmanager
+def on_signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    """Within it, these signals call the handler; afterwards what they called before."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def is_rank() -> bool:

@@ -11,15 +11,7 @@ A damaged one is renamed, and none is removed because it could not be read.
 
 from __future__ import annotations
 
-import copy
-import errno
-import hashlib
-import math
-import os
 import re
-import shutil
-import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.errors import CheckpointError, DamagedCheckpoint, Problem, SamewiseError, TrainingError, first_line
+from samewise.runner.errors import CheckpointError, DamagedCheckpoint, Problem, SamewiseError, first_line
 from samewise.runner.records import shards
-from samewise.runner.records.digest import state_digest
-from samewise.runner.records.files import fsync_folder, read_json, set_aside, write_json
+from samewise.runner.records.files import read_json
 
 FORMAT = 1
 
@@ -44,157 +35,6 @@ class Kept:
     step: int
     metrics: Mapping[str, float] | None
     """None where they cannot be read."""
-
-
-class Checkpoints:
-    """Writes, prunes and reads the checkpoints of one run.
-
-    Args:
-        folder: `checkpoints/` of the run.
-        keep_last: How many of the newest to keep.
-        keep_best: How many of the best to keep.
-        keep_every_steps: Keep for good each whose step is a multiple of this.
-        monitor: The metric that says which is best.
-        mode: "min" or "max".
-        background: Write in a thread.
-    """
-
-    def __init__(self, folder: Path, *, keep_last: int, keep_best: int, keep_every_steps: int | None, monitor: str, mode: str, background: bool) -> None:
-        self._folder = folder
-        self._keep_last = max(keep_last, 1)
-        self._keep_best = keep_best
-        self._keep_every = keep_every_steps
-        self._monitor = monitor
-        self._sign = 1.0 if mode == "min" else -1.0
-        self._background = background
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def shards_folder(self, step: int) -> Path:
-        """Where the processes are to write their shards of the next checkpoint before `save`: a new folder.
-
-        Raises:
-            TrainingError: the checkpoint before it could not be written.
-        """
-        self.wait()
-        folder = self._shards(step)
-        shutil.rmtree(folder, ignore_errors=True)
-        self._folder.mkdir(exist_ok=True)
-        folder.mkdir()
-        return folder
-
-    def _shards(self, step: int) -> Path:
-        return self._folder / f".step-{step:08d}.shards.tmp"
-
-    def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Write a checkpoint; in the background the state is copied first, so training may go on at once.
-
-        Args:
-            step: Where it was taken.
-            state: Named tensors and plain values; with `shards`, the SHA-256 of each file in `shards_folder`, it lacks the tensors that are there.
-            metrics: Of an evaluation at that step.
-
-        Raises:
-            TrainingError: this one, or the one before it, could not be written.
-        """
-        self.wait()
-        state = copy_to_cpu(state) if self._background else state
-        if not self._background:
-            self._write(step, state, metrics)
-            return
-        self._thread = threading.Thread(target=self._write_and_remember, args=(step, state, dict(metrics)), name="checkpoint")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Until the checkpoint being written is on disk.
-
-        Raises:
-            TrainingError: it could not be written.
-        """
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error:
-            raise error
-
-    def _write_and_remember(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        try:
-            self._write(step, state, metrics)
-        except BaseException as error:  # raised again in the main thread by `wait`
-            self._error = error
-
-    def _write(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        final = self._folder / f"step-{step:08d}"
-        temporary = self._folder / f".step-{step:08d}.{os.getpid()}.tmp"
-        try:
-            self._folder.mkdir(exist_ok=True)  # but not the run's folder: where that is gone, it is not made anew for a half of the run
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
-            torch.save({"format": FORMAT, **state}, temporary / "state.pt")
-            with open(temporary / "state.pt", "rb") as handle:
-                sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
-                os.fsync(handle.fileno())
-            weights = None if "shards" in state else f"{state_digest(state['model']):016x}"
-            if "shards" in state:
-                os.replace(self._shards(step), temporary / shards.FOLDER)
-            write_json(temporary / "manifest.json", {"format": FORMAT, "step": step, "sha256": sha256, "weights": weights, "metrics": dict(metrics)})
-            before = set_aside(final, "replaced") if os.path.lexists(final) else None
-            os.replace(temporary, final)
-            fsync_folder(self._folder)
-            if before:
-                shutil.rmtree(before, ignore_errors=True)
-            self._link("latest", final)
-            self._prune()
-        except (OSError, RuntimeError, SamewiseError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-            if isinstance(error, RuntimeError) and _disk_is_full(self._folder):  # torch.save says only that its stream failed
-                reason = os.strerror(errno.ENOSPC)
-            raise TrainingError(
-                Problem(str(final), f"the checkpoint cannot be written: {reason}", hint="free some space, then run the same command again to resume")
-            ) from error
-
-    def _link(self, name: str, target: Path) -> None:
-        temporary = self._folder / f".{name}.{os.getpid()}.tmp"
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target.name)
-        os.replace(temporary, self._folder / name)
-
-    def _prune(self) -> None:
-        kept = list_checkpoints(self._folder)
-        best = self._best_first(kept)
-        if best:
-            self._link("best", best[0].path)
-        wanted = {*(one.step for one in kept[-self._keep_last :]), *(one.step for one in best[: self._keep_best])}
-        for one in kept:
-            known = one.metrics is not None  # else it may be the best
-            if known and one.step not in wanted and not (self._keep_every and one.step % self._keep_every == 0):
-                shutil.rmtree(one.path, ignore_errors=True)
-
-    def _best_first(self, kept: list[Kept]) -> list[Kept]:
-        scored = [(self._sign * one.metrics[self._monitor], one) for one in kept if one.metrics and self._monitor in one.metrics]
-        return [one for _, one in sorted(scored, key=lambda entry: (math.inf if math.isnan(entry[0]) else entry[0], math.isnan(entry[0]), entry[1].step))]
-
-    def set_aside_after(self, step: int) -> list[Path]:
-        """Rename what lies beyond `step`: damaged ones, when an older one is resumed from. Leftovers of interrupted writes are removed.
-
-        Returns:
-            Where they are now.
-        """
-        for leftover in self._folder.glob(".step-*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        return [set_aside(one.path, "damaged") for one in list_checkpoints(self._folder) if one.step > step]
-
-
-def _disk_is_full(folder: Path) -> bool:
-    """Whether a checkpoint's worth of bytes cannot be written: asked once torch.save has failed and its part of a file is gone."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            os.posix_fallocate(probe.fileno(), 0, 64 * 2**20)
-    except OSError as error:
-        return error.errno == errno.ENOSPC
-    return False
 
 
 def list_checkpoints(folder: Path) -> list[Kept]:
@@ -339,14 +179,3 @@ def newest_sound(folder: Path, *, reader: Callable[[Path], dict[str, Any]] = loa
         hint = f"check storage, memory and the version of samewise, then run the same command again{older}; or start a new run with a different name="
         raise CheckpointError(*problems, Problem(str(folder), "no checkpoint to resume from; nothing has been deleted", hint=hint))
     return None, {}, []
-
-
-def copy_to_cpu(value: Any) -> Any:
-    """A copy on the CPU that later steps will not touch."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {name: copy_to_cpu(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copy_to_cpu(item) for item in value)
-    return copy.copy(value)

@@ -70,7 +70,7 @@ class Bucket:
         shards: The buffers' length is a multiple of this.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, shards: int = 1) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, shards: int) -> None:
         self.parameters = list(parameters)
         first = self.parameters[0]
         step = max(ALIGNMENT // first.element_size(), 1)

@@ -15,6 +15,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Standing
+from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records.sources import require_same
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep.points import Composer, compose_points, same_runs, write_configs
@@ -276,12 +277,8 @@ def _asked_to_stop(sweep: Sweep) -> Generator[None]:
         sweep.watcher.say("stopping: running jobs will finish their step and save; press Ctrl-C again to stop them immediately")
         sweep.ask_stop()
 
-    before = {number: signal.signal(number, ask) for number in _SIGNALS}
-    try:
+    with on_signals(_SIGNALS, ask):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:

@@ -27,7 +27,7 @@ from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.records import environment
-from samewise.runner.records.checkpoint import Checkpoints
+from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
 from samewise.runner.strategies.base import Strategy, choose_device
@@ -82,10 +82,9 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     optimizers = {name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
-    callbacks = {name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project)
     recorder = Recorder(
         trace=_trace(cfg, folder, model, strategy),
-        callbacks=callbacks,
+        callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
         log_every_steps=cfg.tracking.log_every_steps,
         level=strategy.level if cfg.reproducibility.deterministic else "none",
         cautions=precision.cautions(),
@@ -114,7 +113,6 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         batch_size=cfg.batch_size,
         micro_batches=cfg.replicas * cfg.accumulate,
         clip_norm=cfg.clip_norm,
-        callbacks=callbacks,
         evaluate=_plain(cfg.evaluate),
         checkpoint=_plain(cfg.checkpoint),
         checkpoints=_checkpoints(cfg, folder),
@@ -123,7 +121,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         recorder=recorder,
     )
     recorder.view = View(run)
-    for callback in callbacks.values():
+    for callback in run.callbacks.values():
         callback.on_build(recorder.view)
     return run
 

@@ -24,7 +24,7 @@ class Recorder:
     """
 
     trace: Trace
-    callbacks: Mapping[str, Callback]
+    callbacks: dict[str, Callback]
     log_every_steps: int
     level: str
     cautions: list[Problem]

@@ -16,7 +16,7 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.interfaces import Batch, Callback, Recipe
 from samewise.runner.optim.schedules import Schedule
 from samewise.runner.precision import Precision
-from samewise.runner.records.checkpoint import Checkpoints
+from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.training.phase import TrainingPhase
@@ -61,7 +61,6 @@ class Parts:
     batch_size: int
     micro_batches: int
     clip_norm: float | None
-    callbacks: dict[str, Callback]
     evaluate: schema.Evaluate
     checkpoint: schema.Checkpoint
     checkpoints: Checkpoints
@@ -81,6 +80,11 @@ class Run(Parts):
 
     recorder: Recorder
     progress: Progress = field(default_factory=Progress)
+
+    @property
+    def callbacks(self) -> dict[str, Callback]:
+        """By name, in the order in which they are called."""
+        return self.recorder.callbacks
 
     @property
     def step(self) -> int:

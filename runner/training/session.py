@@ -17,6 +17,7 @@ from typing import Any
 from samewise.runner.config import compose
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
+from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, sources
 from samewise.runner.records.files import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
@@ -153,12 +154,8 @@ def _signals(run: Run) -> Generator[None]:
             os.write(2, b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n")  # no print: it may be interrupted in one
         run.strategy.peers.ask_stop(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, ask) for number in SIGNALS}
-    try:
+    with on_signals(SIGNALS, ask):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _explained(run: Run, error: BaseException) -> BaseException:

@@ -38,7 +38,10 @@ TESTS = {
     "strategies/tree.py": ["tests/runner/test_tree_sum.py", STEPS],
     "strategies/replicas.py": ["tests/runner/test_tree_sum.py", STEPS, "tests/runner/test_any_number_of_ranks.py"],
     "processes/packing.py": ["tests/runner/test_packing.py", STEPS],
-    "records/checkpoint.py": ["tests/runner/test_checkpoints.py", RESUMING, "tests/runner/test_resume_from.py", "tests/runner/test_failures.py"],
+    **{
+        f"records/{name}.py": ["tests/runner/test_checkpoints.py", RESUMING, "tests/runner/test_resume_from.py", "tests/runner/test_failures.py"]
+        for name in ("checkpoint", "checkpoint_writer")
+    },
     "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_loading.py", RESUMING],
     "data/plan.py": ["tests/runner/test_plan_and_order.py", "tests/runner/test_sharding.py", STEPS],
     "optim/build.py": [*OPTIM, STEPS],

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,12 +81,11 @@ def test_an_error_in_one_rank_ends_all_and_is_told_once(tmp_path):
 
 
 def test_a_rank_that_never_joins_is_named(tmp_path):
-    job, started = Job(tmp_path, 4, "strategy.join_timeout_s=6", started=2), time.monotonic()
+    job = Job(tmp_path, 4, "strategy.join_timeout_s=6", started=2)
     assert 2 in job.wait()
     assert "rank 2, 3 of 4 did not join within 6 s" in job.errors
     assert job.errors.count("error:") == 1
     assert "Traceback" not in job.errors
-    assert time.monotonic() - started < 60
 
 
 def test_a_rank_0_that_does_not_answer_is_named(tmp_path):

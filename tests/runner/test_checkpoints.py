@@ -13,7 +13,7 @@ import torch
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
 from samewise.runner.records import checkpoint
-from samewise.runner.records.checkpoint import Checkpoints
+from samewise.runner.records.checkpoint_writer import Checkpoints
 
 
 def keeper(folder, **settings):
@@ -65,6 +65,14 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 def test_more_is_better_when_the_mode_says_so(tmp_path):
     write(tmp_path, [1, 2, 3], [0.9, 0.1, 0.5], mode="max", keep_last=1)
     assert steps_in(tmp_path) == [1, 3]
+
+
+def test_one_is_chosen_by_its_step_and_by_what_it_is(tmp_path):
+    write(tmp_path, [1, 2, 3, 4, 5], [0.9, 0.1, 0.5, 0.4, 0.3])
+    expected = {"2": 2, "4": 4, "5": 5, "best": 2, "last": 5}
+    assert {which: checkpoint.choose_checkpoint(tmp_path, which).step for which in expected} == expected
+    with pytest.raises(CheckpointError, match="best, last, or one of 2, 4, 5"):
+        checkpoint.choose_checkpoint(tmp_path, "3")
 
 
 def test_every_nth_is_kept_for_good(tmp_path):

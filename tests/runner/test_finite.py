@@ -14,7 +14,7 @@ from samewise.runner.callbacks.early_stopping import EarlyStopping
 from samewise.runner.optim.norm import total_norm
 from samewise.runner.optim.schedules.plateau import Plateau
 from samewise.runner.records import checkpoint
-from samewise.runner.records.checkpoint import Checkpoints
+from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.training.finite import not_finite
 
 TINY = ["dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "callbacks=none", "checkpoint.every_steps=1", "max_steps=6", "clip_norm=null"]

@@ -106,7 +106,7 @@ def test_what_a_callback_does_not_save_is_found_and_named(tmp_path):
         trained(config, tmp_path / name, before_step=before_step, prepare=lambda run: run.callbacks.update(counting=Counting()))
         for name, before_step in {"whole": at_once, "pieces": stopped}.items()
     )
-    assert first_difference(whole, pieces) == "begins at step 1: ['run'].callbacks['counting'].seen['steps'][0]: 1 and 0"
+    assert first_difference(whole, pieces) == "begins at step 1: ['run'].recorder.callbacks['counting'].seen['steps'][0]: 1 and 0"
 
 
 def test_what_cannot_be_looked_into_is_no_silence():

@@ -21,7 +21,7 @@ def tree(values: list[torch.Tensor]) -> torch.Tensor:
 def test_gradients_are_added_as_a_tournament(replicas):
     model = nn.Linear(30, 20)
     parameters = list(model.parameters())
-    total, seen = Bucket(parameters), []
+    total, seen = Bucket(parameters, shards=1), []
     for number in range(replicas):
         generator = torch.Generator().manual_seed(number)
         for parameter in parameters:
@@ -30,6 +30,16 @@ def test_gradients_are_added_as_a_tournament(replicas):
         total.add()
     total.give_back(total.total(), [True, True])
     assert torch.equal(torch.cat([parameter.grad.reshape(-1) for parameter in parameters]), tree(seen))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_each_gradient_is_aligned_as_if_alone_and_the_whole_is_a_multiple_of_the_shards(shards):
+    bucket = Bucket([nn.Parameter(torch.zeros(count)) for count in (3, 129, 1, 500)], shards=shards)
+    flat = bucket.new_buffer()
+    start = flat.tensor.data_ptr()
+    assert [(view.data_ptr() - start) % 512 for view in flat.views] == [0, 0, 0, 0]
+    assert bucket.length % shards == 0
+    assert bucket.length >= 3 + 129 + 1 + 500
 
 
 def test_a_left_to_right_sum_would_differ():
@@ -42,7 +52,7 @@ def test_a_left_to_right_sum_would_differ():
 
 def test_a_parameter_without_a_gradient_stays_without_one():
     used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
-    total = Bucket([used, unused])
+    total = Bucket([used, unused], shards=1)
     for _ in range(2):
         used.grad = torch.ones(3)
         total.add()
