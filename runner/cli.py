@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from samewise.runner.errors import ConfigError, PeerFailed, Problem, describe, n
 
 def entry() -> None:
     """The console script."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # no process that this one starts takes a module from the folder that it happens to be in
     sys.exit(main(sys.argv[1:]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,9 @@ SHELLS = ("bash", "zsh", "fish")
 
 OVERRIDES = ("train", "check", "show")
 """Commands whose arguments are overrides."""
+
+INERT = re.compile(r"[\w./=+@~:, -]+")
+"""What the shell may be given: it evaluates words, and `$(command).yaml` can be a file's name."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +54,9 @@ def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra'
         """Mixed into Hydra's classes: completes the command's name first, then what that command takes."""
 
         def _query(self, config_name: str | None, line: str) -> list[str]:
+            return [match for match in self._matches(config_name, line) if INERT.fullmatch(match)]
+
+        def _matches(self, config_name: str | None, line: str) -> list[str]:
             from samewise.runner.commands import commands
 
             words = line.split()

@@ -111,7 +111,7 @@ def _command(uri: str, port: int) -> list[str]:
 
     file = sqlite_file(uri)
     artifacts = ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
-    return [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, *artifacts, "--host", _HOST, "--port", str(port), "--workers", "1"]
+    return [sys.executable, "-P", "-m", "mlflow", "server", "--backend-store-uri", uri, *artifacts, "--host", _HOST, "--port", str(port), "--workers", "1"]
 
 
 def _environment() -> dict[str, str]:

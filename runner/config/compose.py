@@ -20,10 +20,13 @@ import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
@@ -107,6 +110,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         if cfg is None:
             raise ConfigError(*problems)
     chosen = choices_in(cfg)
+    problems += _set_for_hydra(cfg.hydra)
     cfg = without_hydra(cfg)
     problems += faults.unresolvable(cfg)
     if problems and strict:
@@ -169,7 +173,8 @@ def _choices_in(text: str) -> dict[str, str]:
 def config_loader(project: Project) -> ConfigLoaderImpl:
     """Hydra's loader over the project's config folders, then samewise's."""
     version.setbase("1.3")
-    Plugins.instance()  # registers the kinds of config sources (file://, pkg://, structured://)
+    for source in (FileConfigSource, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import every plugin that it finds anywhere
+        SourcesRegistry.instance().register(source)
     JobRuntime.instance().set("name", "samewise")
     ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
     # Without what Hydra chooses for itself (launcher, sweeper, logging, help), a third of the files, all of it thrown away in `without_hydra`.
@@ -210,6 +215,17 @@ def without_hydra(cfg: DictConfig) -> DictConfig:
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
+
+
+def _set_for_hydra(composed: DictConfig) -> list[Problem]:
+    """What a config file sets for Hydra itself, such as where else it would look for configs."""
+    initial = OmegaConf.structured(HydraConf(defaults=[]))
+    plain, usual = (cast(dict[str, Any], OmegaConf.to_container(node, resolve=False)) for node in (composed, initial))
+    found = [key for key in plain if key not in ("job", "overrides", "runtime") and plain[key] != usual.get(key)]
+    found += [f"job.{key}" for key, value in plain["job"].items() if key not in ("name", "override_dirname", "config_name") and value != usual["job"].get(key)]
+    found += [group.partition("/")[2] for group in plain["runtime"]["choices"] if str(group).startswith("hydra/")]
+    words = "a config file sets this for Hydra, which samewise uses to compose configs and for nothing else"
+    return [Problem(f"hydra.{key}", words, hint="remove it; further folders of configs are given with --config-dir or in pyproject.toml") for key in found]
 
 
 def choices_of(group: str, *, project: Project) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""The only place where a `_target_` becomes an object, behind the allow-list: a config from a stranger cannot run a command.
+"""The only place where a `_target_` becomes an object: a config from a stranger cannot run a command.
 
-What a `_target_` may name: a public class, function or classmethod that is *defined in* an allowed package, reached through nothing but
-modules of allowed packages. So `torch.os.system`, `torch.load` and `torchvision.datasets.utils.download_url` are refused, as is
-`samewise.runner.records.files.write_atomically`: of samewise itself only what is meant to be a component is allowed.
+What a `_target_` may name: what its place in the config takes (`slots`), *defined in* one of the packages for that place, and reached through nothing but
+modules of these packages. So `torch.os.system`, `torch.load` and `torchvision.datasets.utils.download_url` are refused, as is a launcher among the callbacks.
 """
 
 from __future__ import annotations
@@ -19,38 +18,9 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
+from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, returned_by, takes, within
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, nearest
-
-ALLOWED = (
-    "torch.nn",
-    "torch.optim",
-    "torchvision.models",
-    "torchvision.transforms",
-    "torchvision.datasets",
-    "torchvision.ops",
-    "torchaudio.models",
-    "torchaudio.transforms",
-    "torchaudio.datasets",
-    "torchaudio.functional",
-    "torchmetrics",
-    "samewise.recipes",
-    "samewise.datasets",
-    "samewise.runner.callbacks",
-    "samewise.runner.data",
-    "samewise.runner.launchers",
-    "samewise.runner.optim",
-    "samewise.runner.precision",
-    "samewise.runner.strategies",
-    "samewise.runner.sweepers",
-)
-"""Packages that every config may name."""
-
-CLASSES_ONLY = ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets")
-"""Here functions fetch and unpack files from any address into any folder; components are classes."""
-
-REFUSED = ("torchvision.datasets.utils", "torchaudio.datasets.utils", "torchmetrics.utilities", "torch.nn.parallel")
-"""Parts of allowed packages that hold no components."""
 
 LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
 """Their classes may download from the addresses they know, and from no other."""
@@ -64,7 +34,7 @@ def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any
     Args:
         node: A config node or plain value. `_args_` are positional arguments; with `_partial_: true` the result is a `functools.partial`.
         path: The node's path, for messages.
-        allowed: Packages that targets may name beside `ALLOWED`: `project.packages`.
+        allowed: The user's own packages, which targets may name too: `project.packages`.
         extra: Further arguments of the outermost target; they win over the config's.
 
     Raises:
@@ -126,17 +96,17 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
     Args:
         target: A dotted name: `torch.optim.SGD`.
         path: The path of the mapping that has it as `_target_`.
-        allowed: Packages that it may name beside `ALLOWED`.
+        allowed: The user's own packages, which it may name too.
 
     Raises:
         ConfigError: it is not allowed, does not exist, or is not a component.
     """
     where = f"{path}._target_" if path else "_target_"
-    allowed = (*ALLOWED, *allowed)
+    own, allowed = tuple(allowed), (*packages_at(path), *allowed)
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", target, re.ASCII):
         raise ConfigError(Problem(where, "is not the public name of a class or function", target, "a dotted name, such as torch.optim.SGD"))
-    if not _within(target, allowed):
-        raise ConfigError(_refusal(where, target, "is outside the packages that a config may name", allowed))
+    if not within(target, allowed):
+        raise ConfigError(_refusal(where, target, f"is outside the packages that a config may name for {describe_kinds(path)}", allowed))
 
     found: Any = None
     parts = target.split(".")
@@ -148,13 +118,13 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
             found = _attribute(found, part, target, where)
         if count > 1 and not _reachable(found, allowed):
             raise ConfigError(_refusal(where, target, f"leaves the packages that a config may name, at '{name}'", allowed))
-    if not _is_component(found, allowed):
-        raise ConfigError(_refusal(where, target, "is not a class or function that a config may name", allowed))
+    if not takes(path, found, own):
+        raise ConfigError(_wrong_kind(where, target, found, path, own))
     return found
 
 
 def _refuse_addresses(made: Callable[..., Any], path: str, positional: Sequence[Any], named: Mapping[str, Any]) -> None:
-    if _within(made.__module__, LIBRARY_DATA):
+    if within(made.__module__, LIBRARY_DATA):
         for key, value in [*enumerate(positional), *named.items()]:
             if isinstance(value, str) and "://" in value:
                 raise ConfigError(Problem(f"{path}.{key}", "a config may not choose where to download from", value, "a name that the data set knows"))
@@ -191,30 +161,19 @@ def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
         raise ConfigError(Problem(where, f"does not exist: no '{name}' in {owner.__name__}", target, hint=nearest(name, known))) from None
 
 
-def _within(name: str, packages: Sequence[str]) -> bool:
-    return any(name == package or name.startswith(package + ".") for package in packages)
-
-
 def _reachable(found: Any, allowed: Sequence[str]) -> bool:
     """Modules on the way must be in an allowed package, or lead to one (`torch` on the way to `torch.nn`)."""
     if not isinstance(found, types.ModuleType):
         return True
     name = found.__name__
-    return (_within(name, allowed) or any(package.startswith(name + ".") for package in allowed)) and not _within(name, REFUSED)
+    return (within(name, allowed) or any(package.startswith(name + ".") for package in allowed)) and not within(name, tuple(REFUSED))
 
 
-def _is_component(found: Any, allowed: Sequence[str]) -> bool:
-    """A class, a module's own function, or a classmethod; not an instance's method, which would run on whatever a config passes as `self`."""
-    if inspect.ismethod(found):
-        return isinstance(found.__self__, type) and _is_component(found.__self__, allowed) and _at_home(found.__func__, allowed)
-    if isinstance(found, type):
-        return _at_home(found, allowed)
-    return isinstance(found, types.FunctionType) and "." not in found.__qualname__ and _at_home(found, allowed) and not _within(found.__module__, CLASSES_ONLY)
-
-
-def _at_home(found: type | Callable[..., Any], allowed: Sequence[str]) -> bool:
-    home = str(getattr(found, "__module__", ""))
-    return _within(home, allowed) and not _within(home, REFUSED) and not found.__name__.startswith("_")
+def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
+    wanted, hint = describe_kinds(path), ""
+    if isinstance(found, types.FunctionType) and within(found.__module__, own) and returned_by(found) is None:
+        hint = f"say what it returns, so that it can be told before it is called: `def {found.__name__}(...) -> CLASS:`"
+    return Problem(where, f"is not {wanted}", target, f"a class that is {wanted}, or a function annotated to return one", hint)
 
 
 def _refusal(where: str, target: str, message: str, allowed: Sequence[str]) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ class Project:
 
 
 def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Sequence[str | Path] = ()) -> Project:
-    """The project around `start`: the nearest pyproject.toml upward that has `[tool.samewise]`; its folder goes on `sys.path`.
+    """The project around `start`: the nearest pyproject.toml upward that has `[tool.samewise]`; where packages are declared, its folder goes on `sys.path`.
 
         [tool.samewise]
         packages = ["my_lab"]
@@ -52,13 +53,14 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
         table = _table(file) if file.is_file() else None
         if table is not None:
             root, settings = folder, table
-            problems += _wrong_settings(file, table)
+            problems += [*_wrong_settings(file, table), *_not_mine(file, here)]
             break
     if problems:
         raise ConfigError(*problems)
 
-    _put_on_path(root)
     named = (*packages, *settings.get("packages", ()))
+    if named:
+        _put_on_path(root)
     folders = [Path(folder).expanduser().resolve() for folder in configs]
     if "configs" in settings:
         folders.append((root / settings["configs"]).resolve())
@@ -93,6 +95,15 @@ def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(table.get("configs", ""), str):
         found.append(Problem(f"{where}.configs", "must be a folder", table["configs"], '"configs"'))
     return found
+
+
+def _not_mine(file: Path, here: Path) -> list[Problem]:
+    """Somebody else's file above the current folder, such as one that was left in /tmp: its packages would be run as this user's own."""
+    owner = file.stat().st_uid
+    if file.parent == here or owner in (os.getuid(), 0):
+        return []
+    expected = "a file of this user's, or of root's, in a folder above the current one"
+    return [Problem(str(file), f"belongs to another user (uid {owner})", expected=expected, hint=f"if you trust it, run the command in {file.parent}")]
 
 
 def _put_on_path(root: Path) -> None:

@@ -45,7 +45,7 @@ class Job:
     @property
     def arguments(self) -> list[str]:
         """Of Python's interpreter."""
-        return ["-m", "samewise.runner.launchers.job", str(self.sweep), str(self.number)]
+        return ["-P", "-m", "samewise.runner.launchers.job", str(self.sweep), str(self.number)]
 
     @property
     def command(self) -> list[str]:

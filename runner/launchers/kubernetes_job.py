@@ -54,7 +54,7 @@ class Pod:
         print(f"point {self._number}: its output goes to {log}")
         with open(log, "ab") as output:
             self._run = subprocess.Popen(
-                [sys.executable, "-u", "-m", "samewise.runner.launchers.job", str(self._sweep.path), str(self._number)],
+                [sys.executable, "-P", "-u", "-m", "samewise.runner.launchers.job", str(self._sweep.path), str(self._number)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

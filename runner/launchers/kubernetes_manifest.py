@@ -112,7 +112,7 @@ class Template:
         container = {
             "name": CONTAINER,
             "image": self.image,
-            "command": [self.python, "-u", "-m", "samewise.runner.launchers.kubernetes_job"],
+            "command": [self.python, "-P", "-u", "-m", "samewise.runner.launchers.kubernetes_job"],
             "args": [str(file)],
             "workingDir": str(cwd),
             "env": [{"name": key, "value": value} for key, value in {**self._home(), **variables, **self.env}.items()],

@@ -52,7 +52,7 @@ class JobParent:
     def __init__(self, variables: Mapping[str, str], *, log: Path) -> None:
         with open(log, "ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "samewise.runner.launchers.parent"],
+                [sys.executable, "-P", "-m", "samewise.runner.launchers.parent"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

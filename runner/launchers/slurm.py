@@ -230,7 +230,7 @@ class Slurm(Launcher):
 
     def _script(self, file: Path, code: Path) -> str:
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables(code).items()]
-        start = shlex.join([self._python, "-m", "samewise.runner.launchers.slurm_job", str(file)])
+        start = shlex.join([self._python, "-P", "-m", "samewise.runner.launchers.slurm_job", str(file)])
         return "\n".join(["#!/bin/bash", "set -e", *exports, *self._setup, f"exec {start}"]) + "\n"
 
     def _where(self, numbers: Iterable[int]) -> dict[int, str]:

@@ -63,7 +63,7 @@ class Batch:
         point = [str(self._sweep.path), str(self._job.number)]
         module = ["samewise.runner.launchers.slurm_job", "rank", *point] if ranks > 1 else ["samewise.runner.launchers.job", *point]
         meeting = {"MASTER_PORT": str(_free_port())} if ranks > 1 else {}
-        command = [*step, given["python"], "-u", "-m", *module]
+        command = [*step, given["python"], "-P", "-u", "-m", *module]
         process = subprocess.Popen(command, env={**os.environ, **self._job.variables, **meeting})
         told = 0.0
         while True:

@@ -63,7 +63,7 @@ class _Own(Link):
     """A process of this one's. It has a session of its own, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(self, folder: Path, told: bytes) -> None:
-        command = [sys.executable, "-m", "samewise.runner.tracking.sender", str(folder.absolute()), "--trainer", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender", str(folder.absolute()), "--trainer", str(os.getpid())]
         with open(folder / "sender.log", "ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment(), start_new_session=True)
         assert self._process.stdin is not None

@@ -41,7 +41,7 @@ class SenderParent:
     def __init__(self, log: Path) -> None:
         folder = tempfile.mkdtemp(prefix="samewise-")  # for this user alone; its path is short, because sockets have short names
         self.address = str(Path(folder) / "senders")
-        command = [sys.executable, "-m", "samewise.runner.tracking.sender_parent", self.address]
+        command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender_parent", self.address]
         with open(log, "ab") as said:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=link.environment(), start_new_session=True

@@ -90,7 +90,7 @@ def _migrate(file: Path, uri: str) -> None:
         if not backup.exists():
             shutil.copy2(file, backup)
         _LOG.warning("%s was made by an older MLflow; upgrading it, with a backup in %s", file, backup.name)
-        subprocess.run([sys.executable, "-m", "mlflow", "db", "upgrade", uri], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-P", "-m", "mlflow", "db", "upgrade", uri], check=True, stdout=subprocess.DEVNULL)
 
 
 def _lock(file: Path) -> Path:

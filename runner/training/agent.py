@@ -54,7 +54,7 @@ def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | N
         role="rank",
         local_world_size=nproc,
         entrypoint=sys.executable,
-        args=("-u", "-m", "samewise.runner.training.launch", str(handed)),
+        args=("-P", "-u", "-m", "samewise.runner.training.launch", str(handed)),
         rdzv_handler=handler,
         max_restarts=strategy.max_restarts,
         monitor_interval=0.1,

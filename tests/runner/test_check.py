@@ -9,8 +9,8 @@ from typing import Literal
 import pytest
 import torch
 
+from samewise.runner.config.annotations import fits
 from samewise.runner.config.check import problems, settings_are_sound
-from samewise.runner.config.check.annotations import fits
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import Problem
@@ -124,7 +124,7 @@ def test_settings_must_be_sound_before_variables_are_set() -> None:
 
 def test_a_component_of_a_declared_package_is_checked_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lab_to_check.py").write_text(
-        "from __future__ import annotations\nclass Net:\n    def __init__(self, width: int, *, kind: Unknown = None): ...\n"
+        "from __future__ import annotations\nimport torch\nclass Net(torch.nn.Module):\n    def __init__(self, width: int, *, kind: Unknown = None): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     overrides = ["~model", "+model={_target_: lab_to_check.Net, width: wide, kind: 3}"]

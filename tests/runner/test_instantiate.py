@@ -100,7 +100,7 @@ def test_a_data_set_of_a_library_may_not_be_sent_to_another_address(tmp_path: Pa
 def test_a_declared_package_may_be_named_and_what_it_imports_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "lab_of_ours"
     package.mkdir()
-    (package / "__init__.py").write_text("import os\nfrom subprocess import run\nclass Thing:\n    pass\n")
+    (package / "__init__.py").write_text("import os\nfrom subprocess import run\nfrom torch.nn import Identity\nclass Thing(Identity):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert type(instantiate({"_target_": "lab_of_ours.Thing"}, "model", allowed=("lab_of_ours",))).__name__ == "Thing"
     for target in ("lab_of_ours.os.system", "lab_of_ours.run"):
@@ -151,7 +151,7 @@ def test_an_argument_that_a_model_function_passes_on_is_told_with_the_nearest() 
 def test_an_error_of_our_own_gets_the_path_before_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         "from samewise.runner.errors import DataError, Problem\n"
-        "class Bad:\n    def __init__(self):\n        raise DataError(Problem('root', 'is missing'), Problem('/data/x', 'is cut short'))\n"
+        "class Bad(list):\n    def __init__(self):\n        raise DataError(Problem('root', 'is missing'), Problem('/data/x', 'is cut short'))\n"
     )
     (tmp_path / "lab_with_errors.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from samewise.runner.config.check.annotations import describe_type, evaluate, fits
+from samewise.runner.config.annotations import describe_type, evaluate, fits
 from samewise.runner.config.instantiate import SPECIAL, locate
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at

@@ -1,0 +1,182 @@
+"""What each place of a config takes: one kind of component, from the packages that have it. Nothing else is ever called.
+
+A place is known by its path. A component may have further components among its arguments; they are of the kinds that its place names as `parts`.
+A target is a public class of that kind, or a function that says that it returns one (`def net(width: int) -> nn.Module`); never a method.
+tests/security/reachable.txt lists all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samewise.runner.config.annotations import evaluate
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of component.
+
+    Args:
+        words: For messages.
+        packages: Where it is found, beside the user's own packages.
+        base: The class that it inherits from; empty: `methods` decide.
+        methods: What it can do, where no class in common is asked for.
+        functions: Whether functions that return one count as well.
+    """
+
+    words: str
+    packages: tuple[str, ...]
+    base: str = ""
+    methods: tuple[str, ...] = ()
+    functions: bool = False
+
+    def includes(self, found: type) -> bool:
+        """Whether a class is of this kind."""
+        if not self.base:
+            return all(any(name in vars(one) for one in found.__mro__) for name in self.methods)
+        module, _, name = self.base.rpartition(".")
+        return issubclass(found, getattr(importlib.import_module(module), name))
+
+
+INTERFACES = "samewise.runner.interfaces"
+MODULE = Kind(
+    "a torch.nn.Module", ("torch.nn", "torchvision.models", "torchvision.ops", "torchaudio.models", "samewise.recipes"), "torch.nn.Module", functions=True
+)
+DATASET = Kind("a data set", ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"), methods=("__getitem__", "__len__"))
+TRANSFORM = Kind("a transform", ("torchvision.transforms", "torchaudio.transforms", "samewise.datasets.transforms", "torch.nn"), methods=("__call__",))
+SCHEDULE = Kind("a schedule", ("samewise.runner.optim",), "samewise.runner.optim.schedules.base.Schedule")
+KINDS = {
+    "recipe": Kind("a recipe", ("samewise.recipes",), f"{INTERFACES}.Recipe"),
+    "model": MODULE,
+    "dataset.*": DATASET,
+    "transforms.*.*.*": TRANSFORM,
+    "optimizer": Kind("an optimizer", ("torch.optim",), "torch.optim.Optimizer"),
+    "optimizer.*": Kind("an optimizer", ("torch.optim",), "torch.optim.Optimizer"),
+    "scheduler": SCHEDULE,
+    "precision": Kind("a precision", ("samewise.runner.precision",), "samewise.runner.precision.Precision"),
+    "strategy": Kind("a strategy", ("samewise.runner.strategies",), "samewise.runner.strategies.base.Strategy"),
+    "callbacks.*": Kind("a callback", ("samewise.runner.callbacks",), f"{INTERFACES}.Callback"),
+    "loader.order": Kind("an order of samples", ("samewise.runner.data",), "samewise.runner.data.order.Order"),
+    "launcher": Kind("a launcher", ("samewise.runner.launchers",), "samewise.runner.launchers.base.Launcher"),
+    "sweeper": Kind("a sweeper", ("samewise.runner.sweepers",), "samewise.runner.sweepers.base.Sweeper"),
+    "SAMEWISE_REPORTER": Kind("a callback", ("samewise.runner.sweepers",), f"{INTERFACES}.Callback"),
+}
+"""The places that components are built for; `*` is any one key."""
+
+PARTS = {
+    "recipe": (MODULE, TRANSFORM),
+    "model": (MODULE,),
+    "dataset.*": (DATASET, TRANSFORM),
+    "transforms.*.*.*": (TRANSFORM,),
+    "scheduler": (SCHEDULE, Kind("a torch scheduler", ("torch.optim.lr_scheduler",), "torch.optim.lr_scheduler.LRScheduler")),
+}
+"""What may be among the arguments of a place's component. In the others, none but classes of the user's own packages."""
+
+REFUSED = {
+    "torch.nn.parallel": "wraps a model for several devices: `strategy` does",
+    "torchvision.datasets.lsun": "reads a pickle from the current folder",
+    "torchvision.datasets.utils": "downloads and unpacks",
+    "torchaudio.datasets.utils": "unpacks",
+    "torchaudio.models.wav2vec2.utils": "takes another library's object apart",
+    "torchvision.datasets.video_utils": "reads what it is given as a pickle's contents",
+    "torchvision.models.feature_extraction": "writes and compiles source code out of the names of layers",
+}
+"""Parts of these packages that hold no component that a config may name, and why."""
+
+
+def kinds_at(path: str) -> tuple[Kind, ...]:
+    """What may stand at a path; all there is where the path is no place of a component, such as a part that others refer to."""
+    pattern = next((one for one in KINDS if re.fullmatch(_expression(one), path)), None)
+    if pattern is not None:
+        return (KINDS[pattern],)
+    pattern = next((one for one in KINDS if re.match(_expression(one) + r"\.", path)), None)
+    return PARTS.get(pattern, ()) if pattern is not None else (*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))
+
+
+def is_place(path: str) -> bool:
+    """Whether a component is built for this path itself, rather than as an argument of another."""
+    return any(re.fullmatch(_expression(one), path) for one in KINDS)
+
+
+def packages_at(path: str) -> tuple[str, ...]:
+    """The packages that have what may stand at a path."""
+    return tuple(dict.fromkeys(package for kind in kinds_at(path) for package in kind.packages))
+
+
+def takes(path: str, found: Any, own: Sequence[str]) -> bool:
+    """Whether a path takes a class or function as its component.
+
+    Args:
+        path: Of the mapping that names it as its `_target_`.
+        found: What was found under that name.
+        own: The user's packages.
+    """
+    if isinstance(found, type) and within(found.__module__, own) and not found.__name__.startswith("_") and not is_place(path):
+        return True  # an argument of whatever class, from a package that is the user's code
+    return any(_is(kind, found, own) for kind in kinds_at(path))
+
+
+def _is(kind: Kind, found: Any, own: Sequence[str] = ()) -> bool:
+    """Whether a class or function is of a kind, and from a package that may have it."""
+    if not isinstance(found, type | types.FunctionType) or found.__name__.startswith("_"):
+        return False
+    home = str(found.__module__)
+    mine = within(home, own)
+    if within(home, tuple(REFUSED)) or not (mine or within(home, kind.packages)):
+        return False
+    made = found if isinstance(found, type) else returned_by(found) if mine or kind.functions else None
+    return made is not None and kind.includes(made)
+
+
+def returned_by(function: Callable[..., Any]) -> type | None:
+    """The class that a module's own function says that it returns."""
+    if "." in getattr(function, "__qualname__", "."):
+        return None
+    returned = evaluate(inspect.signature(function).return_annotation, function)
+    return returned if isinstance(returned, type) and returned is not Any else None
+
+
+def within(name: str, packages: Sequence[str]) -> bool:
+    """Whether a dotted name lies in one of the packages."""
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def describe_kinds(path: str) -> str:
+    """What a path takes, in words."""
+    return " or ".join(dict.fromkeys(kind.words for kind in kinds_at(path))) or "no component"
+
+
+def reachable() -> dict[str, tuple[str, str]]:
+    """Everything that a config can have called, less what the user's packages hold: its shortest name, to its kind and `class` or what a function returns."""
+    found = dict[tuple[Kind, Any], str]()
+    for kind in dict.fromkeys((*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))):
+        for package in kind.packages:
+            for module in _modules(package):
+                for name, one in vars(module).items():
+                    if not name.startswith("_") and _is(kind, one):
+                        found[kind, one] = min(found.get((kind, one), ""), f"{module.__name__}.{name}", key=lambda name: (not name, len(name), name))
+    return {
+        name: (kind.words, "class" if isinstance(one, type) else f"returns {getattr(returned_by(one), '__name__', '')}") for (kind, one), name in found.items()
+    }
+
+
+def _modules(package: str) -> Iterator[types.ModuleType]:
+    try:
+        module = importlib.import_module(package)
+    except ImportError:  # one that needs what is not installed
+        return
+    yield module
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        if not found.name.startswith("_") and not within(f"{package}.{found.name}", tuple(REFUSED)):
+            yield from _modules(f"{package}.{found.name}")
+
+
+def _expression(pattern: str) -> str:
+    return re.escape(pattern).replace(r"\*", r"[^.]+")

@@ -1,0 +1,90 @@
+"""The folder that a command is given in is not code, and a config file sets nothing of Hydra's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samewise.runner.config import project
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "max_steps=1", "tracking=none", "callbacks=none"]
+MARKS = "import pathlib\npathlib.Path(__file__).with_name('mark').write_text(__name__)\n"
+STANDARD = ("argparse", "queue", "socket", "yaml", "struct", "json", "selectors", "random")
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samewise", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=250, check=False)
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A folder with files that are called like modules, and with a plugin for Hydra; each leaves a mark where it is imported."""
+    for name in STANDARD:
+        (tmp_path / f"{name}.py").write_text(MARKS)
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "stranger.py").write_text(MARKS)
+    return tmp_path
+
+
+def test_a_sweep_with_workers_imports_nothing_from_the_current_folder(strange: Path) -> None:
+    done = run("sweep", *TINY, "seed=1,2", "loader.num_workers=1", f"run_root={strange / 'runs'}", folder=strange)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert not [*strange.glob("mark"), *strange.glob("*/mark")]
+
+
+def test_a_file_above_the_current_folder_is_no_project_where_it_is_another_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["json"]\n')
+    (tmp_path / "below").mkdir()
+    os.chown(tmp_path / "pyproject.toml", 12345, 12345)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ConfigError, match=r"belongs to another user \(uid 12345\)"):
+        project.find(tmp_path / "below")
+    assert project.find(tmp_path).packages == ("json",)
+    os.chown(tmp_path / "pyproject.toml", 0, 0)
+    assert project.find(tmp_path / "below").packages == ("json",)
+
+
+def test_a_folder_joins_the_path_only_where_its_project_declares_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    project.find(tmp_path)
+    assert str(tmp_path) not in sys.path
+    project.find(tmp_path, packages=["json"])
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("settings", ["job: {env_set: {PATH: /tmp}}", "run: {dir: /tmp}", "sweeper: {_target_: os.system}"])
+def test_a_file_that_sets_something_of_hydras_is_refused(settings: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\ndefaults:\n  - /experiment/resnet18_digits\nhydra:\n  {settings}\n"
+    (tmp_path / "experiment" / "strange.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"hydra\.\w+.*(a config file sets this for Hydra|.*strange\.yaml)"):
+        compose(["experiment=strange"], project=Project(tmp_path, configs=(tmp_path,)))
+
+
+@pytest.mark.parametrize("line", ["samewise train experiment=", "samewise train +experiment=x"])
+def test_a_files_name_is_not_run_when_a_line_is_completed(line: str, strange: Path) -> None:
+    (strange / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "own"\n')
+    (strange / "own" / "experiment").mkdir(parents=True)
+    for name in ("x$(touch mark)", "x`touch mark`", "x;touch mark;"):
+        (strange / "own" / "experiment" / f"{name}.yaml").write_text("# @package _global_\n")
+    (strange / "bin").mkdir()
+    (strange / "bin" / "samewise").write_text(f'#!/bin/sh\nexec {sys.executable} -m samewise "$@"\n')
+    (strange / "bin" / "samewise").chmod(0o755)
+    script = f"""eval "$(samewise completion bash)"
+COMP_LINE='{line}' COMP_POINT={len(line)} COMP_CWORD={len(line.split()) - 1}
+hydra_bash_completion
+printf '%s\\n' "${{COMPREPLY[@]}}" """
+    environment = {**os.environ, "PATH": f"{strange / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=strange, env=environment, timeout=120, check=False)
+    assert "experiment=" in done.stdout or "x" in line
+    assert not (strange / "mark").exists(), done.stdout

@@ -1,0 +1,105 @@
+"""A place of a config takes only its kind of component: nothing else is called, whatever it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torchvision
+
+from samewise.runner.config.instantiate import instantiate, locate
+from samewise.runner.config.slots import KINDS, reachable
+from samewise.runner.errors import ConfigError
+
+REACHABLE = Path(__file__).with_name("reachable.txt")
+
+WRONG_KIND = {
+    "a parent of jobs among the callbacks": ("callbacks.x", "samewise.runner.launchers.parent.Parent"),
+    "a launcher among the callbacks": ("callbacks.x", "samewise.runner.launchers.local.Local"),
+    "a function that writes a file": ("recipe", "samewise.recipes.parts.transcripts.save_csv"),
+    "a function that compiles names": ("model", "torchvision.models.feature_extraction.create_feature_extractor"),
+    "a function that fetches": ("model", "torchvision.models.get_model_weights"),
+    "a data set that unpickles": ("dataset.train", "torchvision.datasets.LSUN"),
+    "a model as a data set": ("dataset.train", "torch.nn.Linear"),
+    "a data set as a model": ("model", "samewise.datasets.digits.Digits"),
+    "a model as an optimizer": ("optimizer", "torch.nn.Linear"),
+    "a method": ("model", "torch.nn.Module.load_state_dict"),
+    "a class method": ("model", "torch.nn.Embedding.from_pretrained"),
+    "an optimizer inside a model": ("model._args_.0", "torch.optim.SGD"),
+    "a model inside a strategy": ("strategy.part", "torch.nn.Linear"),
+    "a data set inside a callback": ("callbacks.x.part", "samewise.datasets.digits.Digits"),
+    "an autograd function": ("transforms.train.sample.0", "torch.nn.modules.linear.F"),
+}
+
+
+@pytest.mark.parametrize(("path", "target"), WRONG_KIND.values(), ids=WRONG_KIND)
+def test_a_component_of_another_kind_is_refused_before_it_is_called(path: str, target: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        instantiate({"_target_": target}, path, allowed=())
+    assert caught.value.problems[0].path == f"{path}._target_"
+
+
+LAB = """
+import pathlib
+from torch import nn
+
+def leaves_a_mark(path):
+    pathlib.Path(path).write_text("called")
+
+def net(width: int = 1) -> nn.Linear:
+    return nn.Linear(width, width)
+
+class Settings:
+    def __init__(self, path):
+        self.path = path
+
+class Net(nn.Module):
+    def __init__(self, settings=None, path=None, made=None):
+        super().__init__()
+        self.given = settings, path, made
+
+    @classmethod
+    def leave_a_mark(cls, path):
+        leaves_a_mark(path)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "lab_of_slots.py").write_text(LAB)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "lab_of_slots"
+
+
+@pytest.mark.parametrize("target", ["leaves_a_mark", "Net.leave_a_mark", "Settings", "pathlib.Path", "nn.Linear"])
+@pytest.mark.parametrize("path", sorted(pattern.replace("*", "x") for pattern in KINDS))
+def test_in_a_package_of_the_user_only_the_kind_is_called_too(path: str, target: str, lab: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        instantiate({"_target_": f"{lab}.{target}", "path": str(tmp_path / "mark")}, path, allowed=(lab,))
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_function_of_the_user_is_called_where_it_says_that_it_returns_the_kind(lab: str) -> None:
+    assert instantiate({"_target_": f"{lab}.net", "width": 3}, "model", allowed=(lab,)).in_features == 3
+    with pytest.raises(ConfigError, match=r"say what it returns.*def leaves_a_mark\(\.\.\.\) -> CLASS") as caught:
+        locate(f"{lab}.leaves_a_mark", "model", (lab,))
+    assert "is not a torch.nn.Module" in caught.value.problems[0].message
+
+
+def test_a_class_of_the_user_can_be_an_argument_of_another_whatever_its_kind(lab: str) -> None:
+    node = {"_target_": f"{lab}.Net", "settings": {"_target_": f"{lab}.Settings", "path": "a"}, "path": 1, "made": 2}
+    settings, *rest = instantiate(node, "model", allowed=(lab,)).given
+    assert settings.path == "a"
+    assert rest == [1, 2]  # names that the runner uses itself are the component's own
+
+
+def test_everything_that_a_config_can_have_called_has_been_looked_at() -> None:
+    """After an update: `python tests/security/write_reachable.py`, then look at what was added."""
+    listed = {line.partition("  ")[0]: line.partition("  ")[2] for line in REACHABLE.read_text().splitlines() if not line.startswith("#")}
+    found = {name: f"{kind}, {how}" for name, (kind, how) in reachable().items()}
+    fresh = found.keys() - listed.keys()
+    versions = REACHABLE.read_text().splitlines()[0].removeprefix("# ")
+    if versions == f"torchvision {torchvision.__version__.partition('+')[0]}":
+        assert found == listed
+    assert not [name for name in fresh if name.startswith("samewise.")]
+    assert not [name for name in fresh if found[name].rpartition(", ")[2] != "class"]  # functions of another version's are looked at one by one, too
