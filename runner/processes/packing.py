@@ -21,5 +21,7 @@ def pack(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
 
 def unpack(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tensor]:
     """What `pack` put together, each in memory of its own that is laid out as that of its place in `tensors`: a channels_last one stays so."""
-    pieces = (flat[start : start + tensor.numel() * tensor.element_size()] for tensor, start in zip(tensors, offsets, strict=True))
-    return [torch.empty_like(tensor).copy_(piece.view(tensor.dtype).view(tensor.shape)) for piece, tensor in zip(pieces, tensors, strict=True)]
+    return [
+        torch.empty_like(tensor).copy_(flat[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape))
+        for tensor, start in zip(tensors, offsets, strict=True)
+    ]

@@ -22,7 +22,7 @@ class Progress:
     """Of the best evaluation by `evaluate.monitor`, with its `step`."""
     earlier_s: float = 0.0
     """Seconds spent training before the clock was started."""
-    _started: float | None = field(default_factory=time.monotonic, repr=False)
+    _started: float | None = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:

@@ -32,7 +32,7 @@ class Recorder:
     """What callbacks see of the run."""
     tracker: Tracker = field(default_factory=Silent)
     """Opened by the session, once it is known where the run resumes."""
-    saved: int = -1
+    saved: int | None = None
     """The step of the last checkpoint."""
     scores: Mapping[str, Scores] = field(default_factory=dict[str, Scores])
     """Of the last evaluation, by split, for its pictures."""

@@ -2,8 +2,10 @@
 
 A mutant is the repository with one operator, number, condition, loop, handler or decorator changed. Each is tried with the tests named here for its file, the
 quickest first, until one fails; all are among the default tests. A fork has torch imported already, which is most of what a test costs.
+`explained.toml` says of some why no test can find them; one that is there and is no mutant (any more) is an error.
 
-    python tests/mutation/mutants.py [--share 0.25] [--seed 0] [FILE ...]
+    python tests/mutation/mutants.py [--share 0.25] [--seed 0] [--out OUTCOMES] [FILE ...]
+    python tests/mutation/mutants.py --again OUTCOMES        what survived, once more
 """
 
 from __future__ import annotations
@@ -20,21 +22,31 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+EXPLAINED = Path(__file__).with_name("explained.toml")
 STEPS, RESUMING = "tests/steps/test_steps.py", "tests/runner/test_resuming.py"
+PARTS = "tests/runner/test_parts_of_training.py"
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
 TESTS = {
     "training/loop.py": [STEPS, "tests/runner/test_several_optimizers.py", "tests/runner/test_failures.py", RESUMING],
     **{
-        f"training/{name}.py": [STEPS, RESUMING, "tests/runner/test_several_optimizers.py", "tests/runner/test_verify.py", "tests/runner/test_failures.py"]
+        f"training/{name}.py": [
+            PARTS,
+            STEPS,
+            RESUMING,
+            "tests/runner/test_several_optimizers.py",
+            "tests/runner/test_verify.py",
+            "tests/runner/test_failures.py",
+        ]
         for name in ("run", "progress", "recorder", "due", "state", "batches")
     },
-    "training/phase.py": [STEPS, "tests/runner/test_several_optimizers.py"],
-    "training/finite.py": ["tests/runner/test_finite.py"],
+    "training/phase.py": [PARTS, STEPS, "tests/runner/test_several_optimizers.py"],
+    "training/finite.py": [PARTS, "tests/runner/test_finite.py"],
     "strategies/tree.py": ["tests/runner/test_tree_sum.py", STEPS],
     "strategies/replicas.py": ["tests/runner/test_tree_sum.py", STEPS, "tests/runner/test_any_number_of_ranks.py"],
     "processes/packing.py": ["tests/runner/test_packing.py", STEPS],
@@ -51,7 +63,10 @@ TESTS = {
     "optim/frozen.py": ["tests/runner/test_frozen.py"],
     "optim/weights.py": ["tests/runner/test_initialise.py"],
     "optim/parametrise.py": ["tests/runner/test_initialise.py"],
-    **{f"optim/schedules/{name}.py": ["tests/runner/test_schedules.py"] for name in ("base", "decay", "warmup", "one_cycle", "combine", "plateau", "adapter")},
+    **{
+        f"optim/schedules/{name}.py": ["tests/runner/test_schedules_over_settings.py", "tests/runner/test_schedules.py"]
+        for name in ("base", "decay", "warmup", "one_cycle", "combine", "plateau", "adapter")
+    },
 }
 """Files below runner/, and the tests that are to find what is wrong in them."""
 
@@ -110,13 +125,20 @@ def mutants(file: str) -> list[Mutant]:
 
 
 def _meaning(source: str) -> str:
-    """The syntax tree without what is never run: annotations (they stay text here) and docstrings."""
+    """The syntax tree without what changes nothing in a program that runs: annotations (they stay text here), docstrings, and `final`, which marks classes
+    for type checkers; and whether an argument may be given by its place, since Cosmic Ray takes the bare `*` of a signature for an operator."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            node.decorator_list = [one for one in node.decorator_list if not (isinstance(one, ast.Name) and one.id == "final")]
         if isinstance(node, ast.FunctionDef):
             node.returns = None
-            for argument in (*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs, *filter(None, (node.args.vararg, node.args.kwarg))):
-                argument.annotation = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.arguments):
+            before = [*node.posonlyargs, *node.args]
+            node.kw_defaults = [*[None] * (len(before) - len(node.defaults)), *node.defaults, *node.kw_defaults]
+            node.posonlyargs, node.args, node.kwonlyargs, node.defaults = [], [], [*before, *node.kwonlyargs], []
         elif isinstance(node, ast.AnnAssign):
             node.annotation = ast.Constant(0)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -176,18 +198,25 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=None, help="keep every mutant's outcome here, a line of JSON each, written as they come")
+    parser.add_argument("--again", type=Path, default=None, metavar="OUTCOMES", help="try those that survived there, and count both times together")
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
     import hypothesis  # noqa: F401 (what every fork would import for itself)
     import omegaconf  # noqa: F401
     import torch
+    import torch._dynamo
     import torch.distributed.fsdp
     import torchvision  # noqa: F401
 
     torch.set_num_threads(1)
-    files = given.files or list(TESTS)
+    before = [json.loads(line) for line in given.again.read_text().splitlines()] if given.again else []
+    files = given.files or [file for file in TESTS if not before or any(one["file"] == file for one in before)]
+    before = [one for one in before if one["file"] in files]
     made = [mutant for file in files for mutant in mutants(file)]
-    tried = random.Random(given.seed).sample(made, max(1, round(given.share * len(made))))
+    if stale := _stale(files, made):
+        print(f"{EXPLAINED.name} explains what is no mutant:", *stale, sep="\n  ")
+        return 1
+    tried = _survivors(before, made) if given.again else random.Random(given.seed).sample(made, max(1, round(given.share * len(made))))
     print(f"{len(made)} mutants of {len(files)} files, {len(tried)} of them tried", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         copies = [Path(temporary) / str(number) for number in range(given.jobs)]
@@ -207,8 +236,29 @@ def main() -> int:
             worker.join()
         outcomes = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(outcomes) == len(tried)
-    _report(files, outcomes)
+    _report(files, outcomes, before)
     return 0
+
+
+def _explained() -> dict[str, dict[str, str]]:
+    """By file and the changed line: why no test can find it."""
+    return tomllib.loads(EXPLAINED.read_text())
+
+
+def _stale(files: list[str], made: list[Mutant]) -> list[str]:
+    """What is explained and is no mutant."""
+    there = {(mutant.file, mutant.change) for mutant in made}
+    return [f"runner/{file}: {change}" for file, reasons in _explained().items() for change in reasons if file in files and (file, change) not in there]
+
+
+def _survivors(before: list[dict[str, Any]], made: list[Mutant]) -> list[Mutant]:
+    """Those that survived an earlier time and can still be made, each at the nearest line: the file may have changed."""
+    tried: list[Mutant] = []
+    for one in before:
+        if one["found by"] is None:
+            alike = [mutant for mutant in made if (mutant.file, mutant.operator, mutant.change) == (one["file"], one["operator"], one["change"])]
+            tried += sorted(alike, key=lambda mutant: abs(mutant.line - one["line"]))[:1]
+    return tried
 
 
 def _work(share: list[Mutant], copy: Path, out: Path) -> None:
@@ -221,16 +271,28 @@ def _work(share: list[Mutant], copy: Path, out: Path) -> None:
             file.write(json.dumps({**outcome, "seconds": round(time.monotonic() - begun, 1)}) + "\n")
 
 
-def _report(files: list[str], outcomes: list[dict[str, Any]]) -> None:
+def _report(files: list[str], outcomes: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
+    """Print what was found, and each survivor; after `before`, of which these are the survivors, both together."""
+    reasons = _explained()
     for file in files:
         mine = [outcome["found by"] for outcome in outcomes if outcome["file"] == file]
         if mine:
             print(f"{file:32} {sum(map(bool, mine)):4} of {len(mine):4} found")
-    for one in sorted(outcomes, key=lambda one: (one["file"], one["line"])):
-        if one["found by"] is None:
-            print(f"survives: runner/{one['file']}:{one['line']} ({one['operator']}): {one['change']}")
-    found = sum(outcome["found by"] is not None for outcome in outcomes)
-    print(f"found: {found} of {len(outcomes)}, {100 * found / len(outcomes):.1f} %")
+    survivors = sorted((one for one in outcomes if one["found by"] is None), key=lambda one: (one["file"], one["line"]))
+    for one in survivors:
+        reason = reasons.get(one["file"], {}).get(one["change"])
+        print(
+            f"{'explained' if reason else 'survives'}: runner/{one['file']}:{one['line']} ({one['operator']}): {one['change']}", f"    {reason or ''}".rstrip()
+        )
+    explained = sum(one["change"] in reasons.get(one["file"], {}) for one in survivors)
+    found = len(outcomes) - len(survivors)
+    if before:
+        earlier = sum(one["found by"] is not None for one in before)
+        gone = len(before) - earlier - len(outcomes)
+        print(f"tried {len(before)}: {earlier} found before, {found} now, {gone} no longer possible; {explained} explained, {len(survivors) - explained} left")
+        print(f"found: {earlier + found} of {len(before) - gone}, {100 * (earlier + found) / (len(before) - gone):.1f} %")
+    else:
+        print(f"found: {found} of {len(outcomes)}, {100 * found / len(outcomes):.1f} %; {explained} of the others explained")
 
 
 if __name__ == "__main__":

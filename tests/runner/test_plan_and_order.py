@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as draw
 
 from samewise.runner.data.loading import training_keys
 from samewise.runner.data.order import InOrder, RepeatedAugmentation, Shuffled
@@ -36,6 +38,28 @@ def test_a_partial_batch_is_split_as_evenly_as_can_be():
 def test_a_batch_larger_than_the_data_is_an_error_that_says_so():
     with pytest.raises(ConfigError, match=r"batch_size.*10 samples"):
         Plan(samples=10, batch_size=16, micro_batches=1, drop_last=True)
+
+
+@settings(deadline=None, database=None, derandomize=True)
+@given(draw.integers(1, 40), draw.integers(1, 5), draw.integers(1, 4), draw.booleans())
+def test_a_plan_is_the_epoch_in_slices_and_each_slice_in_nearly_equal_ones(samples, micro_batches, each, drop_last):
+    size = micro_batches * each
+    batches = [range(start, min(start + size, samples)) for start in range(0, samples, size)]
+    batches = [batch for batch in batches if len(batch) == size] if drop_last else batches
+    if not batches:
+        with pytest.raises(ConfigError, match="batch_size"):
+            Plan(samples, size, micro_batches, drop_last)
+        return
+    plan = Plan(samples, size, micro_batches, drop_last)
+    assert plan.steps_per_epoch == len(batches)
+    for step in range(2 * len(batches)):
+        parts = positions(plan, step)
+        assert [plan.bounds(step, number)[0] for number in range(micro_batches)] == [step // len(batches)] * micro_batches
+        assert [place for part in parts for place in part] == list(batches[step % len(batches)])
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert list(plan.with_samples(step)) == [number for number, part in enumerate(parts) if part]
+        assert [plan.is_empty(step, number) for number in range(micro_batches)] == [not part for part in parts]
+    assert plan.fills_all == all(part for step in range(len(batches)) for part in positions(plan, step))
 
 
 def test_each_epoch_is_another_permutation_and_the_same_one_again():

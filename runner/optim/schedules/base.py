@@ -68,10 +68,12 @@ class Schedule(abc.ABC):
         unit: `epoch` or `step`: what durations, milestones and decays count.
     """
 
+    span: Span
+    """What it governs, once it is attached."""
+
     def __init__(self, *, unit: Unit = "epoch") -> None:
         require(unit in ("step", "epoch"), "unit", "is not a unit of time", unit, "step or epoch")
         self.unit: Unit = unit
-        self.span = Span(1, 1)
         self._optimizers: dict[str, Optimizer] = {}
         self._groups: list[Group] = []
 
@@ -90,7 +92,6 @@ class Schedule(abc.ABC):
 
         An optimizer whose state was loaded from a checkpoint already carries its initial options; they are kept.
         """
-        assert steps_per_epoch >= 1
         self._optimizers = dict(optimizers)
         self._groups = [
             Group(name, index, {key: options.setdefault(f"initial_{key}", _plain(options[key])) for key in SCHEDULED if key in options})

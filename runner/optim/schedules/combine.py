@@ -30,7 +30,7 @@ class Sequential(Schedule):
         require(len(milestones) == len(schedules) - 1, "milestones", "do not fit the number of schedules", milestones, expected)
         self.milestones = tuple(milestones)
         self._parts = tuple(self.schedules.values())
-        self._starts: list[int] = [0]
+        self._starts: list[int] = []
         self._active = 0
 
     def attach(self, span: Span, groups: list[Group]) -> None:
@@ -55,7 +55,7 @@ class Sequential(Schedule):
         return {"active": self._active, **states} if states else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._active = state.get("active", 0)
+        self._active = state.get("active", self._active)
         _load(self.schedules, state)
 
 

@@ -62,9 +62,7 @@ class Plateau(LearningRate):
     def rate(self, time: int, lr: float) -> float:
         for _ in range(self.reductions):
             lower = max(lr * self.factor, self.min_lr)
-            if lr - lower <= self.eps:
-                break
-            lr = lower
+            lr = lower if lr - lower > self.eps else lr
         return lr
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
