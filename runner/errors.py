@@ -59,6 +59,10 @@ class DataError(ConfigError):
     """A data set is missing, incomplete or malformed."""
 
 
+class DamagedFile(ConfigError):
+    """A file of ours can be read and is not what was written there. What cannot be read now is not damaged: it may be read later."""
+
+
 class CheckpointError(SamewiseError):
     """A checkpoint is missing, cut short or altered."""
 

@@ -38,17 +38,17 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.records import environment, sources, trace
+    from samewise.runner.records import environment, shapes, sources, trace
     from samewise.runner.records.files import read_json
 
     head, one = trace.read_trace(first.trace)
     _, two = trace.read_trace(second.trace)
     both = sorted(one.keys() & two.keys())
     parting = next(((step, *found) for step in both if (found := trace.parting(head, one[step], two[step]))), None)
-    metrics = [((read_json(folder.summary) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
+    metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
     return {
         "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).cfg), identity(saved.config_of(second).cfg))],
-        "environment": environment.differences(read_json(first.environment) or {}, read_json(second.environment) or {}),
+        "environment": environment.differences(read_json(first.environment, shapes.ENVIRONMENT) or {}, read_json(second.environment, shapes.ENVIRONMENT) or {}),
         "code": sources.differences(first, second),
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
         "steps": len(both),

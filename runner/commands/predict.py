@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import project, saved
     from samewise.runner.errors import ConfigError, Problem, SamewiseError
-    from samewise.runner.records import sources
+    from samewise.runner.records import shapes, sources
     from samewise.runner.records.files import read_json
     from samewise.runner.training.determinism import prepare
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.training.build import build_predictor
 
     state = checkpoint.load(checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint).path)
-    classes = (read_json(folder.environment) or {}).get("data", {}).get("train", {}).get("classes", [])
+    classes = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", [])
     predictor = build_predictor(composed, project.find(), state, classes=classes, weights=args.weights)
     sources.warn_of_changes(folder)
     output = args.output or folder.path / "predictions"

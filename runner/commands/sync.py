@@ -84,8 +84,10 @@ def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> SyncResult:
             return _synchronise(folder, settings, name)
     except locks.Held:
         return SyncResult(name, "in_progress" if locks.holder(folder.lock) else "ending")
-    except SamewiseError:
-        raise
+    except SamewiseError as error:
+        if asked:
+            raise
+        return SyncResult(name, "failed", error=str(error.problems[0]).partition("\n")[0])
     except Exception as error:  # whatever the store or the network did; the next `sync` continues from there
         return SyncResult(name, "failed", error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
 

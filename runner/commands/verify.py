@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from samewise.runner.errors import ConfigError, Problem
+
 EXAMPLES = """examples:
   samewise verify runs/resnet18_digits/3f2a9c81d0b4        train it all again and compare every step
   samewise verify 3f2a --steps 50                          the first 50 steps
@@ -32,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
     from samewise.runner.training.determinism import prepare
 
+    if args.steps is not None and args.steps < 1:
+        raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
     folder = saved.find(args.run, run_root=args.run_root)
     quiet = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_epochs=null", "checkpoint.every_steps=null")
     composed = saved.config_of(folder, [*args.overrides, *quiet])
@@ -49,8 +53,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     from samewise.runner.config import project, saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.errors import ConfigError, Problem
-    from samewise.runner.records import environment, sources
+    from samewise.runner.records import environment, shapes, sources
     from samewise.runner.records.files import read_json
     from samewise.runner.records.folder import RunFolder
     from samewise.runner.records.verify import Comparison, Parted, checkpoint_partings
@@ -70,7 +73,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project.find(), RunFolder(Path(temporary)))
         said += [f"the code differs: {line}" for line in sources.list_changes(folder)]
-        foreign = environment.differences(read_json(folder.environment) or {}, again.environment)
+        foreign = environment.differences(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment)
         if foreign and not args.anyway:
             said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "use `--anyway` to compare them nevertheless"]
             return {"same": False, "comparable": False, "run": str(folder.path), "compared": 0, "parts": None, "said": said}
@@ -82,7 +85,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
             partings.append(parted.parting)
             said.append(f"diverges at {parted.parting}")
         else:
-            digest = (read_json(folder.summary) or {}).get("weights_sha256")
+            digest = (read_json(folder.summary, shapes.SUMMARY) or {}).get("weights_sha256")
             said.append(f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, comparison))
     said += [f"the config differs: {line}" for line in unlike]
     first = min(partings, key=lambda parting: parting.step, default=None)

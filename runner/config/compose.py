@@ -40,6 +40,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import flat
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.files import misfit, parse_json, read_text
 from samewise.runner.records.folder import RunFolder
 
 ROOT = "config"
@@ -124,12 +125,9 @@ def load(path: Path) -> Composed:
     Raises:
         ConfigError: the file does not exist, or it is not a config.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(Problem(str(path), f"cannot be read: {error.strerror}", expected="a run's config.yaml")) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem(str(path), f"is not a run's config: {faults.problem_in_file(error)}")) from None
+    text = read_text(path)
+    if text is None:
+        raise ConfigError(Problem(str(path), "does not exist", expected="a run's config.yaml"))
     return parse(text, str(path))
 
 
@@ -140,15 +138,24 @@ def parse(text: str, name: str = "config") -> Composed:
         ConfigError: it is not a config.
     """
     try:
-        read = OmegaConf.create(yaml.safe_load(text) and text)
-        if not isinstance(read, DictConfig):
+        if not isinstance(yaml.safe_load(text), dict):
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
-        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), read)
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        cfg = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(text))
+        choices = _choices_in(text)
+    except RecursionError:
+        raise ConfigError(Problem(name, "is not a run's config: it is nested too deeply")) from None
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+        ValueError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+    ) as error:  # PyYAML's constructors raise what they like
         raise ConfigError(Problem(name, f"is not a run's config: {faults.problem_in_file(error)}")) from None
     assert isinstance(cfg, DictConfig)
     OmegaConf.set_struct(cfg, True)
-    return Composed(cfg, _choices_in(text))
+    return Composed(cfg, choices)
 
 
 def dump(composed: Composed) -> str:
@@ -167,7 +174,10 @@ _CHOICES = "# choices: "
 
 def _choices_in(text: str) -> dict[str, str]:
     first = text.partition("\n")[0]
-    return json.loads(first.removeprefix(_CHOICES)) if first.startswith(_CHOICES) else {}
+    value = parse_json(first.removeprefix(_CHOICES)) if first.startswith(_CHOICES) else {}
+    if wrong := misfit(value, {str: str}, "choices"):
+        raise ValueError(wrong)
+    return value
 
 
 def config_loader(project: Project) -> ConfigLoaderImpl:

@@ -116,7 +116,7 @@ def _content(weights: Any) -> Any:
     path = Path(weights).expanduser()  # as whoever loads it finds it
     manifest = path / "manifest.json"
     if manifest.is_file():
-        return f"sha256:{read_json(manifest).get('sha256')}"
+        return f"sha256:{read_json(manifest, {'sha256?': str}).get('sha256')}"
     path = path / "state.pt" if path.is_dir() else path
     if not path.is_file():
         return weights

@@ -14,6 +14,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.tree import differences, paths, plain
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.records.folder import RunFolder
 
@@ -30,7 +31,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     matching = [
         run
         for run in below(run_root)
-        if run.path.name.startswith(name) or name in (read_mapping(run.tracking).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
+        if run.path.name.startswith(name) or name in (read_mapping(run.tracking, shapes.TRACKING).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
     ]
     if not matching:
         matching = [run for run in below(run_root) if run.path.parent.name == name]
@@ -79,7 +80,7 @@ def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
 
 def answers(folder: RunFolder, cfg: DictConfig) -> bool:
     """Whether a finished run of the same fingerprint is what `cfg` asks for: data in the same places, and no other device asked for by name."""
-    device = (read_json(folder.environment) or {}).get("device", {}).get("kind")
+    device = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("device", {}).get("kind")
     same_data = differences({"dataset": plain(compose.load(folder.config).cfg.dataset)}, {"dataset": plain(cfg.dataset)}) == []
     return same_data and str(cfg.device) in ("auto", device)
 

@@ -28,6 +28,7 @@ from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.kubernetes_status import Cluster
 from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import Submitted, grouped, newest, next_file, too_small
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Kubernetes(Launcher):
         for place in live:
             place.mark().touch()  # what pods go by, those too that have not begun
         for file in sorted({place.file for place in live}):
-            name = read_json(file)["job"]
+            name = read_json(file, shapes.SUBMISSION)["job"]
             if kill and self._cluster:
                 self._cluster.kill(name, [place.index for place in live if place.file == file])
             if self._is_wanted(file):
@@ -173,7 +174,7 @@ class Kubernetes(Launcher):
 
     def _is_wanted(self, file: Path) -> bool:
         """Whether any run of a Job is neither over nor told to stop."""
-        own = {number: place for number, place in newest(self._home, read_json(file)["points"]).items() if place.file == file}
+        own = {number: place for number, place in newest(self._home, read_json(file, shapes.SUBMISSION)["points"]).items() if place.file == file}
         return any(seen.standing is not Standing.gone and not own[number].mark().exists() for number, seen in self.look(own).items())
 
     def _seen(self, number: int, place: Submitted, of_job: Mapping[int, Seen] | None) -> Seen:

@@ -25,6 +25,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import call, grouped, last_line, newest, next_file, pieces, too_small
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -153,7 +154,9 @@ class Slurm(Launcher):
     def _forgotten(self, name: str) -> Seen:
         """A job of which SLURM knows nothing: ended some minutes ago, or cancelled while it waited, of which SLURM keeps no record where the array goes on."""
         array, _, index = name.partition("_")
-        links = [file.with_name(f"{file.stem}-{index}.log") for file in self._home.glob("*.json") if (read_json(file) or {}).get("job") == array]
+        links = [
+            file.with_name(f"{file.stem}-{index}.log") for file in self._home.glob("*.json") if (read_json(file, shapes.SUBMISSION) or {}).get("job") == array
+        ]
         began = any(link.exists() and link.stat().st_mtime >= link.lstat().st_mtime for link in links)
         return Seen(Standing.gone, f"SLURM no longer knows its job {name}" if began else "CANCELLED while it waited")
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from samewise.runner.errors import Problem
 from samewise.runner.launchers.base import Job
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.sweep_folder import SweepFolder
 
@@ -42,7 +43,7 @@ class Submitted:
     @classmethod
     def read(cls, file: Path, index: int) -> Submitted:
         """One job of a submission's file."""
-        return cls(file, index, read_json(file) or {})
+        return cls(file, index, read_json(file, shapes.SUBMISSION) or {})
 
     @property
     def number(self) -> int:
@@ -67,14 +68,14 @@ def newest(home: Path, numbers: Iterable[int], *, key: str = "points") -> dict[i
     """The newest job of each point that has been submitted; a submission without `key` does not count, as one that the cluster has not taken yet."""
     found = dict[int, Submitted]()
     for file in sorted(home.glob("*.json")):
-        given: Mapping[str, Any] = read_json(file) or {}
+        given: Mapping[str, Any] = read_json(file, shapes.SUBMISSION) or {}
         found |= {point: Submitted(file, index, given) for index, point in enumerate(given["points"] if key in given else ())}
     return {number: found[number] for number in numbers if number in found}
 
 
 def next_file(home: Path) -> Path:
     """For one more submission."""
-    number = 1 + max((int(file.stem) for file in home.glob("*.json")), default=0)
+    number = 1 + max((int(file.stem) for file in home.glob("*.json") if file.stem.isdecimal()), default=0)
     return home / f"{number:04d}.json"
 
 

@@ -11,6 +11,7 @@ A damaged one is renamed, and none is removed because it could not be read.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.errors import CheckpointError, DamagedCheckpoint, Problem, SamewiseError, first_line
-from samewise.runner.records import shards
-from samewise.runner.records.files import read_json
+from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, first_line
+from samewise.runner.records import shapes, shards
+from samewise.runner.records.files import read_json, require_shape
 
 FORMAT = 1
 
@@ -38,8 +39,19 @@ class Kept:
 
 
 def list_checkpoints(folder: Path) -> list[Kept]:
-    """The checkpoints in a folder, by step. Only `load` finds out whether they are intact. Files and folders with other names are ignored."""
-    steps = ((int(match[1]), path) for path in folder.glob("step-*") if (match := re.fullmatch(r"step-(\d{8,})", path.name)))
+    """The checkpoints in a folder, by step. Only `load` finds out whether they are intact. Files and folders with other names are ignored.
+
+    Raises:
+        CheckpointError: the folder cannot be read now: that is not the same as having none.
+    """
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        hint = "check the storage and the permissions, then run the same command again"
+        raise CheckpointError(Problem(str(folder), f"the checkpoints cannot be read: {error.strerror}", hint=hint)) from None
+    steps = ((int(match[1]), folder / name) for name in names if (match := re.fullmatch(r"step-(\d{8,18})", name)))
     return [Kept(path, step, _metrics(path)) for step, path in sorted(steps)]
 
 
@@ -67,19 +79,22 @@ def choose_checkpoint(folder: Path, which: str) -> Kept:
 def _metrics(path: Path) -> Mapping[str, float] | None:
     try:
         return _manifest(path).get("metrics", {})
-    except (CheckpointError, OSError):
+    except (CheckpointError, ConfigError):
         return None
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = read_json(path / "manifest.json")
-    except ValueError:
-        manifest = None
-    if not isinstance(manifest, dict):
-        raise DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json"))
-    _require_format(path, manifest)
-    return manifest
+    file = path / "manifest.json"
+    manifest = read_json(file, dict)
+    if manifest is None:
+        raise _incomplete(path)
+    if "format" in manifest:
+        _require_format(path, manifest)
+    return require_shape(file, manifest, {"format": int, **shapes.MANIFEST})
+
+
+def _incomplete(path: Path) -> DamagedCheckpoint:
+    return DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json"))
 
 
 def _require_format(path: Path, written: Mapping[str, Any]) -> None:
@@ -97,10 +112,14 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         return _read(path)
-    except SamewiseError:
+    except CheckpointError:
         raise
+    except DamagedFile as error:
+        raise DamagedCheckpoint(*error.problems) from None
+    except ConfigError as error:
+        raise CheckpointError(*error.problems) from None
     except FileNotFoundError:
-        raise DamagedCheckpoint(Problem(str(path), "the checkpoint is incomplete", expected="state.pt and manifest.json")) from None
+        raise _incomplete(path) from None
     except Exception as error:
         hint = "the file may be intact: check storage, memory and the version of torch, then try again"
         raise CheckpointError(Problem(str(path), f"the checkpoint cannot be read: {first_line(error)}", hint=hint)) from error

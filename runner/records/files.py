@@ -1,14 +1,23 @@
-"""Files that are written whole or not at all, and what is in the way renamed. Imports neither torch nor mlflow."""
+"""Files of runs and sweeps: written whole or not at all, and read in one way, which names what is damaged. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from samewise.runner.errors import Problem, TrainingError
+from samewise.runner.errors import ConfigError, DamagedFile, Problem, TrainingError, first_line
+
+LARGEST = 64 << 20
+"""Bytes of the largest file that is read whole, and of the longest line of one that is read line by line."""
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
@@ -53,18 +62,183 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where it is missing, cannot be read, or is something else. For what is only shown: nothing is decided by it."""
-    try:
-        value = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+def open_to_read(path: Path) -> BufferedReader | None:
+    """A file of a run or a sweep, None where there is none. A pipe or a device in its place is refused, not waited for.
 
-
-def read_json(path: Path) -> Any:
-    """The file's value, or None where the file does not exist."""
+    Raises:
+        DamagedFile: a pipe or a device is in its place.
+        ConfigError: it cannot be read now.
+    """
     try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind):
+        return open(handle, "rb")
+    os.close(handle)
+    raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))) if stat.S_ISDIR(kind) else damaged(path, "it is not a regular file")
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a file, None where there is none.
+
+    Raises:
+        DamagedFile: it is larger than any that is written here, not UTF-8, or a pipe.
+        ConfigError: it cannot be read now.
+    """
+    handle = open_to_read(path)
+    if handle is None:
+        return None
+    with handle:
+        try:
+            raw = handle.read(min(os.fstat(handle.fileno()).st_size, LARGEST) + 1)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+    if len(raw) > LARGEST:
+        raise damaged(path, f"it is larger than {LARGEST >> 20} MiB")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"it is not UTF-8 text (byte {error.start})") from None
+
+
+def read_json(path: Path, shape: Any = object) -> Any:
+    """The value in a file, None where there is no file. An empty file is not a missing one.
+
+    Args:
+        path: The file.
+        shape: What the value must be, as in `shapes`.
+
+    Raises:
+        DamagedFile: it is not JSON, or of another shape.
+        ConfigError: it cannot be read now.
+    """
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
+    return require_shape(path, value, shape)
+
+
+def read_mapping(path: Path, shape: Any = dict) -> dict[str, Any]:
+    """The JSON object in a file; empty where it is missing, or cannot be read, which is said once. For what is only shown: nothing is decided by it."""
+    try:
+        return read_json(path, shape) or {}
+    except ConfigError as error:
+        if path not in _TOLD:
+            _TOLD.add(path)
+            print(f"warning: {error.problems[0]}", file=sys.stderr)
+        return {}
+
+
+_TOLD = set[Path]()
+
+
+def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file from `offset` on by their number, counted from 1, each with its end; the last may lack that. None where there is no file.
+
+    Raises:
+        DamagedFile: it is a pipe, or a line is longer than any that is written here.
+        ConfigError: it cannot be read now.
+    """
+    handle = open_to_read(path)
+    if handle is None:
+        return
+    with handle:
+        try:
+            handle.seek(offset)
+            for number in itertools.count(1):
+                line = handle.readline(LARGEST + 1)
+                if not line:
+                    return
+                if len(line) > LARGEST:
+                    raise damaged(path, f"line {number} is longer than {LARGEST >> 20} MiB")
+                yield number, line
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+
+def parse_json(text: bytes | str) -> Any:
+    """A JSON value.
+
+    Raises:
+        ValueError: it is none, told in words.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON ({first_line(error)})" if text.strip() else "it is empty") from None
+
+
+def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
+    """The value, where it has the shape.
+
+    Raises:
+        DamagedFile: it has not.
+    """
+    wrong = misfit(value, shape, at)
+    if wrong:
+        raise damaged(path, wrong)
+    return value
+
+
+def misfit(value: Any, shape: Any, at: str = "") -> str:
+    """What a value lacks of a shape, in words; nothing where it has it. See `shapes`."""
+    if isinstance(shape, tuple):
+        return "" if not all(wrongs := [misfit(value, one, at) for one in shape]) else wrongs[0]
+    if isinstance(shape, frozenset):
+        return "" if isinstance(value, str) and value in shape else _told(at, value, f"one of {', '.join(sorted(map(str, shape)))}")
+    if isinstance(shape, re.Pattern):
+        return "" if isinstance(value, str) and shape.fullmatch(value) else _told(at, value, "as it is written here")
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return _told(at, value, "a list")
+        return next((wrong for number, item in enumerate(value) if (wrong := misfit(item, shape[0], f"{at}[{number}]"))), "")
+    if isinstance(shape, dict):
+        return _misfit_of_mapping(value, shape, at)
+    fits = value is None if shape is None else isinstance(value, _KINDS.get(shape, shape)) and (shape is object or not isinstance(value, bool) or shape is bool)
+    if fits and isinstance(value, int) and shape in (int, float) and abs(value) >= 2**63:
+        return f"{at or 'it'} is too large a number"
+    return "" if fits else _told(at, value, _NAMES.get(shape, "nothing"))
+
+
+def _misfit_of_mapping(value: Any, shape: dict[Any, Any], at: str) -> str:
+    if not isinstance(value, dict):
+        return _told(at, value, "a mapping")
+    if str in shape:
+        return next((wrong for name, item in value.items() if (wrong := misfit(item, shape[str], f"{at}.{name}".lstrip(".")))), "")
+    for name, inner in shape.items():
+        key, place = name.removesuffix("?"), f"{at}.{name.removesuffix('?')}".lstrip(".")
+        if key not in value:
+            if not name.endswith("?"):
+                return f"{place} is missing"
+        elif wrong := misfit(value[key], inner, place):
+            return wrong
+    return ""
+
+
+_KINDS: dict[Any, Any] = {float: (int, float)}
+_NAMES: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a mapping", list: "a list", type(None): "null"}
+
+
+def _told(at: str, value: Any, wanted: str) -> str:
+    return f"{at or 'it'} is {_NAMES.get(type(value), 'something else')}, not {wanted}"
+
+
+def damaged(path: Path, why: str) -> DamagedFile:
+    """That a file of ours is not what was written there."""
+    return DamagedFile(Problem(str(path), f"is damaged: {why}", hint="restore it from a copy, or move it elsewhere; it has been left as it is"))
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(Problem(str(path), f"cannot be read: {error.strerror}", hint="check the storage and the permissions, then run the same command again"))

@@ -96,7 +96,8 @@ class RunFolder:
         """Hold the folder for writing; the lock goes with the process, however it ends.
 
         Yields:
-            To be called before anything is written that counts: it raises a TrainingError where this folder is gone, though there may be another of its name.
+            To be called before anything that counts is written, once the config is: it raises a TrainingError where this folder or what was in it is gone,
+            though there may be another of its name.
 
         Raises:
             ConfigError: another process holds it.
@@ -105,7 +106,7 @@ class RunFolder:
             with locks.hold(self.lock) as is_gone:
 
                 def require() -> None:
-                    if is_gone():
+                    if is_gone() or not self.config.exists():  # config.yaml: of `rm -r RUN/*`, which leaves the lock
                         hint = "it was deleted or moved during training; run the same command again to train from the beginning"
                         raise TrainingError(Problem(str(self.path), "the run's folder is gone", hint=hint))
 

@@ -13,6 +13,8 @@ import socket
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from samewise.runner.records.files import open_to_read
+
 
 class Held(Exception):
     """Another process holds the lock; the message names it."""
@@ -32,9 +34,12 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
 
     Raises:
         Held: another process holds it, and `wait` is false.
+        DamagedFile: a folder or a pipe is in its place.
     """
     from filelock import FileLock, Timeout
 
+    if (there := open_to_read(path)) is not None:
+        there.close()
     lock = FileLock(path, fallback_to_soft=False, on_acquired=_sign if sign else None)
     try:
         lock.acquire(blocking=wait)
@@ -59,16 +64,16 @@ def holder(path: Path) -> str | None:
 
     With a shared lock of our own: filelock's are exclusive, and two processes that look at once would each take the other for the holder.
     """
-    try:
-        with open(path, encoding="utf-8") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise
-                return handle.read().strip() or "another process"
-            return None
-    except FileNotFoundError:
+    handle = open_to_read(path)
+    if handle is None:
+        return None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            return handle.read(1000).decode(errors="replace").strip() or "another process"
         return None
 
 

@@ -15,6 +15,8 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
+from samewise.runner.records.files import open_to_read
+
 FOLDER = "shards"
 KEY = "samewise.shards"
 SAFE = {
@@ -94,7 +96,10 @@ def digests(folder: Path, rank: int) -> dict[str, str]:
 
 def sha256(path: Path) -> str:
     """Of a file."""
-    with open(path, "rb") as handle:
+    handle = open_to_read(path)
+    if handle is None:
+        raise FileNotFoundError(path)
+    with handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

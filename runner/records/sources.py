@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 
@@ -79,10 +80,7 @@ def require_same(folder: RunFolder, settings: Callable[[], Any]) -> None:
 
 
 def _recorded(folder: RunFolder) -> Mapping[str, str]:
-    try:
-        return read_json(folder.sources) or {}
-    except ValueError:
-        raise ConfigError(Problem(str(folder.sources), "is damaged", expected="the digests of the code that the run was started with")) from None
+    return read_json(folder.sources, shapes.SOURCES) or {}
 
 
 def _difference(name: str, digest: str) -> str:

@@ -40,11 +40,15 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
     best = metrics["best"]
     if best and best.get("step") != summary["steps"]:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in best.items() if name != "step")
-        rows.append(("best", f"{shown} (step {best['step']}, by {metrics['monitor']})"))
+        rows.append(("best", f"{shown} (step {best.get('step', 0):.0f}, by {metrics['monitor']})"))
     rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({timings['step_ms']:.1f} ms per step, including evaluation)"))
     if summary.get("stopped_early"):
         rows.append(("stopped early", summary["stopped_early"]))
-    rows += [("weights sha256", f"{summary['weights_sha256']} (step {summary['steps']})"), ("promise", LEVELS[summary["level"]]), ("folder", str(folder.path))]
+    rows += [
+        ("weights sha256", f"{summary['weights_sha256']} (step {summary['steps']})"),
+        ("promise", LEVELS.get(summary["level"], str(summary["level"]))),
+        ("folder", str(folder.path)),
+    ]
     if uri:
         rows.append(("MLflow UI", _ui_command(uri, folder.path.parents[1])))
     return rows

@@ -19,11 +19,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.records import locks
-from samewise.runner.records.files import read_json, write_json
+from samewise.runner.records import locks, shapes
+from samewise.runner.records.files import parse_json, read_json, read_lines, read_mapping, require_shape, write_json
 from samewise.runner.records.folder import RunFolder
 
 HOME = "sweeps"
@@ -98,7 +98,7 @@ class SweepFolder:
     @property
     def facts(self) -> dict[str, Any]:
         """`sweep.json`; empty where there is none yet."""
-        return cast(dict[str, Any], read_json(self.path / "sweep.json") or {})
+        return read_json(self.path / "sweep.json", shapes.SWEEP) or {}
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write `sweep.json`, and make the folder."""
@@ -125,20 +125,20 @@ class SweepFolder:
             ConfigError: a line is lost: its point's number would be given to another.
         """
         found = list[Point]()
-        file = self.path / "points.jsonl"
-        try:
-            lines = file.read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        for line in lines:
+        file, torn = self.path / "points.jsonl", 0
+        for number, line in read_lines(file):
             try:
-                found.append(Point(**json.loads(line)))
-            except (ValueError, TypeError):
+                value = parse_json(line)
+            except ValueError:
+                torn = number if line.endswith(b"\n") else 0
                 continue
-        lost = next((number for number, point in enumerate(found) if point.number != number), None)
-        if lost is not None:
-            hint = "restore the file from a copy, or start a new sweep: finished runs are not trained again"
-            raise ConfigError(Problem(str(file), f"the line of point {lost} is damaged or missing", hint=hint))
+            point = Point(**require_shape(file, value, shapes.POINT, f"line {number}"))
+            if point.number != len(found):
+                raise _lost(file, len(found))
+            found.append(point)
+            torn = 0  # the point of a line that was cut off is written again
+        if torn:
+            raise _lost(file, len(found))
         return found
 
     def add_points(self, points: Sequence[Point]) -> None:
@@ -165,10 +165,7 @@ class SweepFolder:
 
     def word(self, number: int) -> dict[str, Any]:
         """What a job has left word of, and what its launcher noted; empty where it was never started."""
-        try:
-            return cast(dict[str, Any], read_json(self.path / "jobs" / f"{number:04d}.json") or {})
-        except json.JSONDecodeError:
-            return {}
+        return read_mapping(self.path / "jobs" / f"{number:04d}.json", shapes.WORD)
 
     def note(self, number: int, **facts: Any) -> None:
         """Add to the word of a job; a fact that is None is taken away."""
@@ -192,7 +189,12 @@ class SweepFolder:
     def holder(self) -> tuple[int, str] | None:
         """The process that runs the sweep, and its machine; None where there is none."""
         words = (locks.holder(self.path / ".lock") or "").split()
-        return (int(words[1]), words[3]) if len(words) == 4 else None
+        return (int(words[1]), words[3]) if len(words) == 4 and words[1].isdecimal() else None
+
+
+def _lost(file: Path, number: int) -> ConfigError:
+    hint = "restore the file from a copy, or start a new sweep: finished runs are not trained again"
+    return ConfigError(Problem(str(file), f"the line of point {number} is damaged or missing", hint=hint))
 
 
 def below(run_root: Path) -> Iterator[SweepFolder]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, BinaryIO
 
 from torch import Tensor, nn
 
+from samewise.runner.records import shapes
 from samewise.runner.records.digest import combine, digests, value_digest
-from samewise.runner.records.files import set_aside
+from samewise.runner.records.files import damaged, misfit, parse_json, read_lines, require_shape, set_aside
 
 # In the order in which a step computes them: the first that differs says where the step parted.
 STAGES = {
@@ -128,26 +130,19 @@ def _drop_after(path: Path, *, after: int) -> bool:
 
     A line before that which cannot be read stays as it is; a file without one that can is set aside.
     """
-    try:
-        file = open(path, "r+b") if after else None  # noqa: SIM115 (closed below; the `try` is for its absence alone)
-    except FileNotFoundError:
-        file = None
-    if file is None:
-        return False
-    with file:
-        end = at = 0
-        spoilt, suspect = list[int](), list[int]()
-        for number, text in enumerate(file, start=1):
-            at += len(text)
-            line = _parsed(text)
-            if line is None:
-                suspect.append(number)
-                continue
-            if line.get("step", 0) > after:
-                break
-            end, spoilt, suspect = at, spoilt + suspect, []
-        if end:
-            file.truncate(end)
+    end = at = 0
+    spoilt, suspect = list[int](), list[int]()
+    for number, text in read_lines(path) if after else ():
+        at += len(text)
+        line = _parsed(text)
+        if line is None:
+            suspect.append(number)
+            continue
+        if line.get("step", 0) > after:
+            break
+        end, spoilt, suspect = at, spoilt + suspect, []
+    if end:
+        os.truncate(path, end)
     for number in spoilt:
         print(f"warning: {path}: line {number} cannot be read; it is left as it is", file=sys.stderr)
     if at and not end:
@@ -158,10 +153,10 @@ def _drop_after(path: Path, *, after: int) -> bool:
 def _parsed(text: bytes) -> dict[str, Any] | None:
     """A line; None where it is torn or spoilt."""
     try:
-        line = json.loads(text) if text.endswith(b"\n") else None
+        line = parse_json(text) if text.endswith(b"\n") else None
     except ValueError:
         return None
-    return line if isinstance(line, dict) else None
+    return line if not misfit(line, (shapes.TRACE_LINE, shapes.TRACE_HEAD)) else None
 
 
 def _short(numbers: Sequence[int]) -> str:
@@ -170,14 +165,38 @@ def _short(numbers: Sequence[int]) -> str:
 
 
 def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """A trace's head and its lines by step, less those that cannot be read. An absent file is an empty trace."""
+    """A trace's head and its lines by step. An absent file is an empty trace; a last line that was cut off is left out.
+
+    Raises:
+        DamagedFile: a line is not what was written there: what is compared with it would mean nothing.
+    """
+    head, lines, before = dict[str, Any](), dict[int, dict[str, Any]](), None
+    for number, text in read_lines(path):
+        if not text.endswith(b"\n"):
+            break
+        line = _require_line(path, number, text)
+        if "step" not in line:
+            head = line
+            continue
+        step = line["step"]
+        chain = 0 if step == 1 else before
+        if chain is not None and line["chain"] != _linked(chain, line):
+            raise damaged(path, f"line {number} does not follow from the one before it")
+        before = int(line["chain"], 16)
+        lines[step] = line
+    return head, lines
+
+
+def _linked(chain: int, line: Mapping[str, Any]) -> str:
+    return f"{combine([chain, *(int(line[name], 16) for name in ('batch', 'input', 'gradients', 'weights'))]):016x}"
+
+
+def _require_line(path: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            lines = [line for text in file if (line := _parsed(text)) is not None]
-    except FileNotFoundError:
-        lines = []
-    head = lines[0] if lines and "step" not in lines[0] else {}
-    return head, {line["step"]: line for line in lines if "step" in line}
+        line = parse_json(text)
+    except ValueError as error:
+        raise damaged(path, f"line {number}: {error}") from None
+    return require_shape(path, line, shapes.TRACE_HEAD if number == 1 else shapes.TRACE_LINE, f"line {number}")
 
 
 def parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any]) -> tuple[str, str] | None:

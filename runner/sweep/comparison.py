@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweep.results import PointResult, rank_settings
@@ -59,7 +60,7 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
 
 def _known(one: PointResult) -> tuple[str, str] | None:
     """A run's id and its experiment's in MLflow."""
-    known = read_mapping(one.point.run.tracking)
+    known = read_mapping(one.point.run.tracking, shapes.TRACKING)
     return (str(known["run_id"]), str(known["experiment_id"])) if known.get("run_id") and known.get("experiment_id") is not None else None
 
 

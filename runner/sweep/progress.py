@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.results import PointResult, State, latest
@@ -84,7 +85,7 @@ class Watcher:
 
     def _line(self, point: Point) -> Text:
         step, metrics = latest(point)
-        total = int(read_mapping(point.run.environment).get("total_steps", 0))
+        total = int(read_mapping(point.run.environment, shapes.ENVIRONMENT).get("total_steps", 0))
         parts = [self._head(point), f"step {step}{f'/{total}' if total else ''}"]
         if point.monitor in metrics:
             parts.append(f"{point.monitor} {metrics[point.monitor]:.4g}")

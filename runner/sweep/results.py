@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from samewise.runner.errors import ConfigError
 from samewise.runner.launchers.base import Launcher, Seen, Standing
-from samewise.runner.records.files import read_mapping
+from samewise.runner.records import shapes
+from samewise.runner.records.files import open_to_read, read_mapping
 from samewise.runner.records.sweep_folder import Point, SweepFolder
+from samewise.runner.tracking import journal
 
 
 class State(enum.StrEnum):
@@ -76,8 +78,8 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
     """
     word = folder.word(point.number)
     tries = int(word.get("tries", 0))
-    tracked = read_mapping(point.run.tracking).get("run_id")
-    summary = read_mapping(point.run.summary)
+    tracked = read_mapping(point.run.tracking, shapes.TRACKING).get("run_id")
+    summary = read_mapping(point.run.summary, shapes.SUMMARY)
     if summary.get("status") == "finished":
         metrics: Mapping[str, Any] = summary["metrics"]
         best = {name: value for name, value in (metrics["best"] or metrics["final"]).items() if name != "step"}
@@ -160,24 +162,23 @@ def latest(point: Point, *, window: int = 1 << 16) -> tuple[int, dict[str, float
         window: How many bytes of the journal's end to read.
     """
     try:
-        with open(point.run.metrics, "rb") as handle:
+        handle = open_to_read(point.run.metrics)
+        if handle is None:
+            return 0, {}
+        with handle:
             handle.seek(0, 2)
             handle.seek(max(0, handle.tell() - window))
             lines = handle.read().splitlines()
-    except OSError:
+    except (ConfigError, OSError):
         return 0, {}
     step, evaluated = 0, dict[str, float]()
     for line in reversed(lines):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
+        entry = journal.parse_line(line)
+        if entry is None or entry.status is not None:
             continue
-        if not isinstance(entry, dict) or "metrics" not in entry:
-            continue
-        step = max(step, int(entry.get("step", 0)))
-        numbers = {name: float(value) for name, value in entry["metrics"].items() if isinstance(value, int | float)}
-        if not evaluated and point.monitor in numbers:
-            evaluated = {name: value for name, value in numbers.items() if not name.startswith(("train/", "system/"))}
+        step = max(step, entry.step)
+        if not evaluated and point.monitor in entry.metrics:
+            evaluated = {name: value for name, value in entry.metrics.items() if not name.startswith(("train/", "system/"))}
         if step and evaluated:
             break
     return step, evaluated

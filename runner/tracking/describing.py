@@ -12,6 +12,7 @@ from typing import Any, cast
 from mlflow.entities import Dataset, DatasetInput, InputTag
 
 from samewise.runner.config.tree import flat
+from samewise.runner.records.files import parse_json
 from samewise.runner.records.folder import RunFolder
 
 _KEY_LENGTH = 250
@@ -36,7 +37,7 @@ def choices(text: str) -> dict[str, str]:
     mark, _, rest = text.partition("\n")[0].partition("# choices: ")
     if mark or not rest:
         return {}
-    return params({"choices": json.loads(rest)})
+    return params({"choices": parse_json(rest)})
 
 
 def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], *, own: Mapping[str, Any]) -> dict[str, str]:

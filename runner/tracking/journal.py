@@ -17,6 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from samewise.runner.records import shapes
+from samewise.runner.records.files import misfit, open_to_read, parse_json, read_lines
+
 _LOG = logging.getLogger("samewise.tracking")
 _HELD_BYTES = 32 << 20
 _RETRY_S = 0.5
@@ -52,6 +55,8 @@ class Journal:
 
     def __init__(self, path: Path, *, resume_step: int | None) -> None:
         self.path = path
+        if (there := open_to_read(path)) is not None:
+            there.close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         _cut_torn_line(self._file)
         self._known, self._last = _points(path, from_step=-1 if resume_step is None else resume_step)
@@ -148,31 +153,32 @@ def read_entries(path: Path, *, offset: int = 0, end: int | None = None) -> Iter
         offset: Where to begin: 0, or an offset that was given with an entry.
         end: Where to stop; None: at the end of the file.
     """
-    try:
-        handle = open(path, "rb")  # noqa: SIM115 (closed below; the `try` is for its absence alone)
-    except FileNotFoundError:
-        return
-    with handle:
-        handle.seek(offset)
-        for line in handle:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            entry = _parse(line)
-            if entry is not None:
-                yield entry, offset
-            if end is not None and offset >= end:
-                return
+    spoilt = 0
+    for _, line in read_lines(path, offset=offset):
+        if not line.endswith(b"\n"):
+            break
+        offset += len(line)
+        entry = parse_line(line)
+        if entry is not None:
+            yield entry, offset
+        spoilt += entry is None
+        if end is not None and offset >= end:
+            break
+    if spoilt:
+        _LOG.warning("%s: %d line%s cannot be read and are left out", path, spoilt, "s" * (spoilt > 1))
 
 
-def _parse(line: bytes) -> Entry | None:
+def parse_line(line: bytes) -> Entry | None:
+    """A line; None where it is not an entry."""
     try:
-        value = json.loads(line)
-        if "status" in value:
-            return Entry(int(value["time_ms"]), -1, {}, str(value["status"]))
-        return Entry(int(value["time_ms"]), int(value["step"]), {str(key): float(number) for key, number in value["metrics"].items()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+        value = parse_json(line)
+    except ValueError:
         return None
+    if misfit(value, shapes.JOURNAL_LINE):
+        return None
+    if "status" in value:
+        return Entry(value["time_ms"], -1, {}, value["status"])
+    return Entry(value["time_ms"], value["step"], {key: float(number) for key, number in value["metrics"].items()})
 
 
 @functools.lru_cache(256)

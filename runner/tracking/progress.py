@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, cast
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
-from samewise.runner.errors import TrainingError
+from samewise.runner.errors import DamagedFile, TrainingError
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, set_aside, write_json
 from samewise.runner.records.folder import RunFolder
 
@@ -58,13 +59,11 @@ class TrackingState:
 def load(folder: RunFolder) -> TrackingState:
     """The progress that was saved, or none at all. A damaged file counts as none, and is set aside: it may have the MLflow run's id."""
     try:
-        value = read_json(folder.tracking)
-    except ValueError:
-        value = None
-        _LOG.warning(
-            "%s is damaged: everything is sent to a new MLflow run; the old file is kept as %s", folder.tracking, set_aside(folder.tracking, "damaged").name
-        )
-    return _made(cast(dict[str, Any], value)) if isinstance(value, dict) else TrackingState()
+        return _made(read_json(folder.tracking, shapes.TRACKING) or {})
+    except DamagedFile as error:
+        kept = set_aside(folder.tracking, "damaged").name
+        _LOG.warning("%s; everything is sent to a new MLflow run; the old file is kept as %s", replace(error.problems[0], hint=""), kept)
+        return TrackingState()
 
 
 def _made(value: dict[str, Any]) -> TrackingState:

@@ -16,7 +16,8 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from omegaconf import OmegaConf
 
-from samewise.runner.records.files import read_json
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import describing, journal, progress
 from samewise.runner.tracking.address import password, without_password
@@ -146,19 +147,19 @@ class Sending:
     # -- params, tags, inputs
 
     def _describe(self) -> None:
-        raw = [path.read_bytes() if path.exists() else b"" for path in (self.folder.config, self.folder.environment, self.folder.tags)]
-        digest = hashlib.blake2b(b"\0".join(raw), digest_size=16).hexdigest()
+        raw = [read_text(path) or "" for path in (self.folder.config, self.folder.environment, self.folder.tags)]
+        digest = hashlib.blake2b("\0".join(raw).encode(), digest_size=16).hexdigest()
         if self.progress.described == digest:
             return
         config = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config))) if raw[0] else {}
-        environment = cast(dict[str, Any], read_json(self.folder.environment) or {})
+        environment: dict[str, Any] = read_json(self.folder.environment, shapes.ENVIRONMENT) or {}
         known = self._require_run().data.params
-        choices = describing.choices(raw[0].decode())
+        choices = describing.choices(raw[0])
         params = {name: self._redacted(value) for name, value in (describing.params(config) | choices).items()}
         for name in (name for name, value in params.items() if known.get(name, value) != value):
             _LOG.info("param %s was %s and is %s; MLflow keeps the first value; the artifact config.yaml has the last", name, known[name], params[name])
         fresh = [Param(name, value) for name, value in params.items() if name not in known]
-        earned = cast(dict[str, Any], read_json(self.folder.tags) or {})
+        earned: dict[str, Any] = read_json(self.folder.tags, shapes.TAGS) or {}
         told = describing.tags(self.folder, config, environment, own={**(self.settings.get("tags") or {}), **earned})
         tags = [RunTag(name, value) for name, value in told.items()]
         for start in range(0, len(fresh), _PARAMS):

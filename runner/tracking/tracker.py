@@ -12,7 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records.files import read_json
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
 from samewise.runner.tracking.address import check_uri, sqlite_file
@@ -126,8 +127,7 @@ class WithSender(Tracker):
 
     def run_id(self) -> str | None:
         """The MLflow run's id, once the sender has made the run."""
-        progress = read_json(self.folder.tracking)
-        return progress.get("run_id") if isinstance(progress, dict) else None
+        return read_mapping(self.folder.tracking, shapes.TRACKING).get("run_id")
 
     def _start_sender(self) -> None:
         self._starts += 1

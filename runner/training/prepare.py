@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.check import check, settings_are_sound
 from samewise.runner.config.saved import answers
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import DamagedFile
 from samewise.runner.processes.this_process import is_rank
+from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.sources import require_same
 from samewise.runner.records.summary import print_summary
@@ -57,19 +60,17 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
 
 
 def _finished(composed: Composed) -> dict[str, Any] | None:
-    """The summary of a run that is done. None if it is damaged, or if run_root is not a folder, which `check` reports.
+    """The summary of a run that is done. None if it is damaged, which is said, or if run_root is not a folder, which `check` reports.
 
     Raises:
-        ConfigError: it exists and cannot be read, or was trained with different code.
+        ConfigError: it exists and cannot be read now, or was trained with different code.
     """
     try:
-        summary = read_json(composed.folder.summary)
-    except (NotADirectoryError, ValueError):
+        summary = read_json(composed.folder.summary, shapes.SUMMARY)
+    except DamagedFile as error:
+        print(f"warning: {replace(error.problems[0], hint='the run is resumed from its last checkpoint, and a new one is written')}", file=sys.stderr)
         return None
-    except OSError as error:
-        hint = "nothing is trained while the run may already be finished; check the storage, then run the same command again"
-        raise ConfigError(Problem(str(composed.folder.summary), f"cannot be read: {error.strerror}", hint=hint)) from None
-    if not isinstance(summary, dict) or summary.get("status") != "finished" or not answers(composed.folder, composed.cfg):
+    if summary is None or summary["status"] != "finished" or not answers(composed.folder, composed.cfg):
         return None
     require_same(composed.folder, lambda: composed.cfg.reproducibility)
     return summary

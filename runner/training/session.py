@@ -18,7 +18,7 @@ from samewise.runner.config import compose
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.records import checkpoint, environment, sources
+from samewise.runner.records import checkpoint, environment, shapes, sources
 from samewise.runner.records.files import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.evaluation import rehearse, validate
@@ -99,6 +99,8 @@ def _restore(run: Run) -> None:
     if run.strategy.peers.is_main:
         for caution in run.recorder.cautions:
             print(f"warning: {caution}", file=sys.stderr)
+        if not state and run.folder.trace.exists():
+            print(f"warning: {run.folder.path}: the run was begun before and has no checkpoint; it starts again from step 0", file=sys.stderr)
         for problem in problems:
             print(f"warning: {problem}\n    using the one before it", file=sys.stderr)
         for path in run.checkpoints.set_aside_after(run.step):
@@ -196,7 +198,7 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         ConfigError: `reproducibility.other_environment` is refuse and something differs that decides bits.
     """
     _require_alike(run, surroundings)
-    before = read_json(run.folder.environment)
+    before = read_json(run.folder.environment, shapes.ENVIRONMENT)
     differing = environment.differences(before, run.environment) if before else []
     differing += sources.list_changes(run.folder)
     if differing and checkpoint.list_checkpoints(run.folder.checkpoints):

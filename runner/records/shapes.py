@@ -1,0 +1,105 @@
+"""What the files of runs and sweeps hold, as far as anything relies on it: so that a damaged one is named, and not half understood. For `files.read_json`.
+
+A type stands for a value of it (an int is a float too, a bool is neither), a tuple for any of several, a frozenset for one of some words, a pattern for text
+that matches it, `[shape]` for a list,
+`{str: shape}` for a mapping of any names, `{"name": shape, "name?": shape}` for one of these, where a question mark means that the name may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+DIGEST = re.compile("[0-9a-f]{16}")
+SHA256 = re.compile("[0-9a-f]{64}")
+HEX_FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+|-?inf|nan")
+NUMBERS = {str: float}
+TEXTS = {str: str}
+
+SUMMARY = {
+    "status": str,
+    "level": str,
+    "weights_sha256": SHA256,
+    "steps": int,
+    "stopped_early?": (str, None),
+    "metrics": {"final": NUMBERS, "best": NUMBERS, "monitor": str},
+    "mlflow_run_id?": (str, None),
+    "timings": {"training_s": float, "step_ms": float},
+}
+ENVIRONMENT = {
+    "decides?": dict,
+    "device?": {"kind?": str},
+    "data?": {str: {"classes?": [str]}},
+    "git?": dict,
+    "fingerprint?": str,
+    "level?": str,
+    "total_steps?": int,
+}
+SOURCES = TEXTS
+TAGS = {str: (str, float, bool, None)}
+TRACKING: dict[str, Any] = {
+    "store?": str,
+    "experiment_id?": (str, None),
+    "intent?": (str, None),
+    "run_id?": (str, None),
+    "sent?": {str: int},
+    "status?": (str, None),
+    "ended?": (str, None),
+    "last_ms?": int,
+    "described?": (str, None),
+    "files?": {str: [int]},
+}
+TRACKING["others?"] = {str: dict(TRACKING)}
+MANIFEST = {"step": int, "sha256": SHA256, "weights?": (DIGEST, None), "metrics?": NUMBERS}
+
+TRACE_HEAD = {"format": int, "shards?": int, "gradients": [str], "weights": [str]}
+TRACE_LINE = {
+    "step": int,
+    "batch": DIGEST,
+    "input": DIGEST,
+    "loss": HEX_FLOAT,
+    "gradients": DIGEST,
+    "weights": DIGEST,
+    "chain": DIGEST,
+    "layers?": {"gradients": str, "weights": str},
+}
+JOURNAL_LINE = ({"time_ms": int, "step": int, "metrics": NUMBERS}, {"time_ms": int, "status": str})
+
+SWEEP = {
+    "id": str,
+    "name": str,
+    "overrides": [str],
+    "made?": float,
+    "root": str,
+    "packages": [str],
+    "configs": [str],
+    "launcher": {"_target_": str},
+    "sweeper": {"_target_": str, "objectives?": ({str: str}, None)},
+    "tracking": {"enabled": bool, "uri": str},
+    "run_root": str,
+}
+POINT = {
+    "number": int,
+    "setting": int,
+    "seed": (str, None),
+    "values": TEXTS,
+    "overrides": [str],
+    "name": str,
+    "fingerprint": str,
+    "folder": str,
+    "monitor": str,
+    "mode": frozenset({"min", "max"}),
+    "needs": dict,
+}
+WORD = {
+    "began?": float,
+    "ended?": float,
+    "exit_code?": int,
+    "tries?": int,
+    "pid?": int,
+    "host?": str,
+    "said?": str,
+    "reason?": str,
+    "pruned?": str,
+}
+SUBMISSION = {"points": [int], "job?": str, "variables?": [TEXTS]}

@@ -1,0 +1,167 @@
+"""What a command says of a run that was spoilt, emptied or ended from inside is true: no success in silence, and no older work replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = (
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=4",
+    "max_steps=6",
+    "checkpoint.every_steps=2",
+    "checkpoint.keep_last=9",
+    "callbacks=none",
+    "tracking=none",
+)
+
+LAB = """
+import shutil, sys
+from samewise.datasets.generated import GeneratedClassification
+from samewise.runner.interfaces import Callback
+
+class Leaves(GeneratedClassification):
+
+    def __init__(self, after, **given):
+        super().__init__(**given)
+        self.left = after
+
+    def batch(self, indices):
+        self.left -= 1
+        if self.left == 0:
+            sys.exit(0)
+        return super().batch(indices)
+
+class Empties(Callback):
+    def on_step(self, run, outcome):
+        if outcome.step == 3:
+            for one in run.folder.glob("*"):  # as `rm -r RUN/*`, which leaves the lock
+                shutil.rmtree(one) if one.is_dir() else one.unlink()
+"""
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from samewise.runner.cli import main
+
+    root = tmp_path_factory.mktemp("runs")
+    assert main(["train", *TINY, "name=one", f"run_root={root}"]) == 0
+    (folder,) = root.glob("*/*/")
+    return folder
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "one" / original.name, symlinks=True))
+
+
+def again(samewise, run: Path, *more: str):
+    return samewise("train", *TINY, "name=one", f"run_root={run.parents[1]}", *more)
+
+
+def test_a_trace_in_which_a_digest_was_changed_is_not_the_same_bits(samewise, run) -> None:
+    other = shutil.copytree(run, run.with_name("other"), symlinks=True)
+    for folder in (run, other):  # the same change in both
+        lines = (folder / "trace.jsonl").read_text().splitlines()
+        lines[3] = json.dumps({**json.loads(lines[3]), "weights": "0" * 16})
+        (folder / "trace.jsonl").write_text("\n".join(lines) + "\n")
+    done = samewise("diff", run, other)
+    assert done.returncode == 2, done.stdout
+    assert "trace.jsonl: is damaged: line 4 does not follow from the one before it" in done.stderr
+    assert "the same bits" not in done.stdout
+    assert samewise("verify", run).returncode == 2
+
+
+@pytest.mark.parametrize("line", ["{}", "null", "nonsense", '{"step": 2}', '{"step": true, "chain": []}'])
+def test_a_trace_with_a_line_that_says_nothing_is_not_the_same_bits(samewise, run, line) -> None:
+    other = shutil.copytree(run, run.with_name("other"), symlinks=True)
+    for folder in (run, other):
+        lines = (folder / "trace.jsonl").read_text().splitlines()
+        (folder / "trace.jsonl").write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
+    done = samewise("diff", run, other)
+    assert (done.returncode, "the same bits" in done.stdout) == (2, False)
+    assert "line 3" in done.stderr
+
+
+def test_a_trace_that_ends_in_a_line_cut_off_by_a_crash_is_compared_as_far_as_it_goes(samewise, run) -> None:
+    other = shutil.copytree(run, run.with_name("other"), symlinks=True)
+    (other / "trace.jsonl").write_bytes((other / "trace.jsonl").read_bytes()[:-20])
+    done = samewise("diff", run, other)
+    assert done.returncode == 0, done.stderr
+    assert "the same bits in all 5 common steps" in done.stdout
+
+
+@pytest.mark.parametrize("steps", [-5, 0])
+def test_fewer_steps_than_one_are_not_compared(samewise, run, steps) -> None:
+    done = samewise("verify", run, f"--steps={steps}")
+    assert done.returncode == 2
+    assert "--steps: is too small" in done.stderr
+    assert "the same bits" not in done.stdout
+
+
+@pytest.mark.parametrize("manifest", [None, "", "[]", '{"format": 1}', "pipe"])
+def test_checkpoints_without_a_manifest_are_not_taken_for_none_and_their_weights_stay(samewise, run, manifest) -> None:
+    (run / "summary.json").unlink()
+    for file in run.glob("checkpoints/step-*/manifest.json"):
+        file.unlink()
+        if manifest == "pipe":
+            os.mkfifo(file)
+        elif manifest is not None:
+            file.write_text(manifest)
+    weights = {file: file.read_bytes() for file in run.glob("checkpoints/step-*/state.pt")}
+    trace = (run / "trace.jsonl").read_bytes()
+    done = again(samewise, run)
+    assert done.returncode == 2, done.stdout
+    assert "nothing has been deleted" in done.stderr
+    assert len(weights) >= 3
+    assert {file: file.read_bytes() for file in run.glob("checkpoints/step-*/state.pt")} == weights
+    assert (run / "trace.jsonl").read_bytes() == trace
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_read_is_not_taken_for_an_empty_one(samewise, run) -> None:
+    (run / "summary.json").unlink()
+    shutil.move(run / "checkpoints", run / "elsewhere")
+    (run / "checkpoints").symlink_to("checkpoints")  # too many levels of links: unreadable also to root
+    done = again(samewise, run)
+    assert done.returncode == 2, done.stdout
+    assert "checkpoints" in done.stderr
+
+
+def test_a_run_that_begins_anew_for_lack_of_checkpoints_says_so(samewise, run) -> None:
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints")
+    done = again(samewise, run)
+    assert done.returncode == 0
+    assert "has no checkpoint; it starts again from step 0" in done.stderr
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "lab_of_damage.py").write_text(LAB)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("lab_of_damage", None)
+
+
+def test_a_run_whose_folder_is_emptied_in_training_does_not_end_as_finished(samewise, lab) -> None:
+    done = samewise("train", "--package", "lab_of_damage", *TINY, "name=one", f"run_root={lab}/runs", "+callbacks.empties={_target_:lab_of_damage.Empties}")
+    assert done.returncode == 1, done.stdout
+    assert "the run's folder is gone" in done.stderr
+    assert "finished" not in done.stdout
+    assert not list(lab.glob("runs/*/*/summary.json"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_that_exits_in_a_later_step_does_not_end_as_finished(samewise, lab, workers) -> None:
+    data = ["dataset.train._target_=lab_of_damage.Leaves", "+dataset.train.after=5", f"loader.num_workers={workers}"]
+    done = samewise("train", "--package", "lab_of_damage", *TINY, "name=one", f"run_root={lab}/runs", *data)
+    assert done.returncode not in (0, 3), done.stdout
+    assert "Leaves ends the process: sys.exit(0)" in done.stderr
+    assert "lab_of_damage.py:" in done.stderr
+    assert not list(lab.glob("runs/*/*/summary.json"))
