@@ -144,17 +144,13 @@ def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Com
 
 def _parts(shared: Composed, project: Project) -> tuple[Any, Launcher]:
     """The sweeper and the launcher."""
+    from samewise.runner.config.check import commands
     from samewise.runner.config.instantiate import instantiate
-    from samewise.runner.launchers.base import Launcher
-    from samewise.runner.sweepers.base import Sweeper
 
-    found = list[Any]()
-    for path, kind in (("sweeper", Sweeper), ("launcher", Launcher)):
-        part = instantiate(shared.cfg[path], path, allowed=project.packages)
-        if not isinstance(part, kind):
-            raise ConfigError(Problem(path, f"is not a {kind.__name__}", str(type(part).__name__), hint=f"`samewise list {path}` shows the choices"))
-        found.append(part)
-    return found[0], found[1]
+    if found := commands.problems(shared, project):
+        raise ConfigError(*found)
+    sweeper, launcher = (instantiate(shared.cfg[path], path, allowed=project.packages) for path in ("sweeper", "launcher"))
+    return sweeper, launcher
 
 
 def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFolder) -> dict[str, Any]:

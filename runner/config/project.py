@@ -24,11 +24,13 @@ class Project:
         root: The folder of the project's pyproject.toml; the current folder where there is none.
         packages: Importable packages that a `_target_` may name.
         configs: Config folders, searched before samewise's own.
+        given: Those of them that --config-dir names, which need not be the user's own.
     """
 
     root: Path
     packages: tuple[str, ...] = ()
     configs: tuple[Path, ...] = ()
+    given: tuple[Path, ...] = ()
 
 
 def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Sequence[str | Path] = ()) -> Project:
@@ -61,9 +63,8 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
     named = (*packages, *settings.get("packages", ()))
     if named:
         _put_on_path(root)
-    folders = [Path(folder).expanduser().resolve() for folder in configs]
-    if "configs" in settings:
-        folders.append((root / settings["configs"]).resolve())
+    given = [Path(folder).expanduser().resolve() for folder in configs]
+    folders = [*given, *([(root / settings["configs"]).resolve()] if "configs" in settings else [])]
     problems += [_no_package(name, root) for name in named if not _importable(name)]
     problems += [
         Problem(str(folder), "this config folder does not exist", hint="make it, or correct `configs` or --config-dir")
@@ -72,7 +73,7 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
     ]
     if problems:
         raise ConfigError(*problems)
-    return Project(root, tuple(dict.fromkeys(named)), tuple(dict.fromkeys(folders)))
+    return Project(root, tuple(dict.fromkeys(named)), tuple(dict.fromkeys(folders)), tuple(given))
 
 
 def _table(file: Path) -> Mapping[str, Any] | None:

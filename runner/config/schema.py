@@ -141,7 +141,7 @@ class Reproducibility:
     fill_uninitialized_memory: bool = False
     """Fill new tensors with NaN under deterministic algorithms: finds reads of uninitialised memory, but costs time."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables set before torch is imported."""
+    """Environment variables set before torch is imported, of those that choose how numbers are computed (MKL_CBWR, OMP_PROC_BIND, ...)."""
     other_environment: str = "refuse"
     """What to do when a run is resumed in an environment that would change its bits: refuse, or record (and lower the level)."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from samewise.runner.config.compose import config_loader
@@ -23,6 +23,9 @@ from samewise.runner.errors import ConfigError, Problem
 
 SEED = "seed"
 """The key whose values are repeats of one setting."""
+
+MOST = 100_000
+"""Runs of a sweep: more are a slip of the pen, and fill the memory before the first of them starts."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,9 @@ class Space:
             raise ConfigError(
                 *(Problem(one.name, "an interval has infinitely many values, which a grid cannot list", one.text, "values", hint) for one in endless)
             )
+        count = math.prod(len(dimension.values) for dimension in self.dimensions) * max(len(self.seeds), 1)
+        if count > MOST:
+            raise ConfigError(Problem("sweeper", f"a grid of {count} runs is too large", expected=f"at most {MOST}", hint="sweeper=random sweeper.trials=100"))
         for values in itertools.product(*(dimension.values for dimension in self.dimensions)):
             yield dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
 
@@ -151,6 +157,8 @@ def _part(override: Override, text: str) -> str | Dimension:
     value: Any = override.value()
     if isinstance(value, IntervalSweep):
         return Dimension(key, after, interval=_interval(key, value, after))
+    if isinstance(value, RangeSweep) and value.step and abs((value.stop or 0) - (value.start or 0)) / abs(value.step) > MOST:
+        raise ConfigError(Problem(key, "has too many values", after, f"at most {MOST}"))
     before = random.getstate()
     random.seed(text)  # `shuffle(...)`: the same command, the same order
     try:

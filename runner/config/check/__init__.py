@@ -1,7 +1,7 @@
 """Every error of a config at once, none of them a traceback, before anything is trained.
 
 A rule is a function that takes the config and yields problems: `settings` has those of the runner's own keys (without torch), `components` those of
-every `_target_`, `machine` what this machine cannot do. To add one, write it and put it into its file's `RULES`.
+every `_target_`, `commands` those of what a launcher runs, `machine` what this machine cannot do. To add one, write it and put it into its file's `RULES`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def check(composed: Composed, project: Project) -> None:
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
     """What `check` raises."""
-    from samewise.runner.config.check import components, machine
+    from samewise.runner.config.check import commands, components, machine
 
     whole = cast(dict[str, Any], plain(composed.cfg))
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
-    found = [*composed.problems, *settings_problems(composed.cfg), *of_components, *machine.problems(composed.cfg)]
+    found = [*composed.problems, *settings_problems(composed.cfg), *of_components, *commands.problems(composed, project), *machine.problems(composed.cfg)]
     return list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1]
 
 

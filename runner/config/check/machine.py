@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,16 @@ def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
         yield Problem("run_root", f"cannot write there: {error.strerror}", str(cfg.run_root), "a writable folder", "run_root=FOLDER")
 
 
+def processes_fit(cfg: DictConfig) -> Iterator[Problem]:
+    """Thousands of processes take a machine down before any of them has loaded a sample."""
+    cores = os.cpu_count() or 1
+    most = max(64, 8 * cores)
+    nproc = cfg.strategy.get("nproc") if isinstance(cfg.strategy, DictConfig) else None
+    for path, count in (("loader.num_workers", cfg.loader.num_workers), ("strategy.nproc", nproc)):
+        if isinstance(count, int) and count > most:
+            yield Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {most}")
+
+
 def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
     if str(cfg.device) != "cuda":
         return
@@ -48,4 +59,4 @@ def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
 
 
 ANYWHERE: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written,)
-RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, device_is_there, backend_is_there)
+RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, processes_fit, device_is_there, backend_is_there)

@@ -1,0 +1,109 @@
+"""A config takes the machine down neither by numbers nor by what a launcher is told to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from samewise.runner.config.check import problems
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError
+from samewise.runner.sweepers.space import read_space
+
+BARE = Project(Path("/"))
+DIGITS = "experiment=resnet18_digits"
+
+
+def paths(*overrides: str, project: Project = BARE) -> dict[str, str]:
+    return {problem.path: str(problem) for problem in problems(compose([DIGITS, *overrides], project=project), project)}
+
+
+NUMBERS = {
+    "loader.num_workers": "loader.num_workers=100000",
+    "loader.prefetch_factor": "loader.prefetch_factor=100000000",
+    "replicas": "replicas=100000000",
+    "accumulate": "accumulate=100000000",
+    "reproducibility.threads": "reproducibility.threads=1000000",
+    "evaluate.batch_size": "evaluate.batch_size=100000000000",
+    "sweeper.trials": "sweeper=random sweeper.trials=1000000000",
+}
+
+
+def test_numbers_that_the_machine_cannot_carry_are_refused() -> None:
+    told = paths(*" ".join(NUMBERS.values()).split())
+    assert {key for key in NUMBERS if "too large" in told[key] or "more processes" in told[key]} == NUMBERS.keys()
+    told = paths("strategy=elastic", "strategy.nproc=100000", "batch_size=100000000000")
+    assert "more processes" in told["strategy.nproc"]
+    assert "too large" in told["batch_size"]
+
+
+@pytest.mark.parametrize("values", ["seed=range(1000000000)", "seed=shuffle(range(0,1000000000))", "optimizer.lr=range(0,1,0.000000001)"])
+def test_a_sweep_of_too_many_values_is_refused_before_they_are_made(values: str) -> None:
+    with pytest.raises(ConfigError, match="too many values"):
+        read_space([values], project=BARE)
+
+
+def test_a_grid_of_too_many_runs_is_refused_before_they_are_made() -> None:
+    space = read_space([f"{key}=range(1,1000)" for key in ("batch_size", "max_epochs", "replicas")], project=BARE)
+    with pytest.raises(ConfigError, match="a grid of 997002999 runs is too large"):
+        next(space.grid())
+
+
+def test_a_config_sets_no_variable_but_those_that_choose_how_numbers_are_computed() -> None:
+    strange = [
+        "OMP_TOOL_LIBRARIES",
+        "MKL_VERBOSE_OUTPUT_FILE",
+        "LD_PRELOAD",
+        "PATH",
+        "KMP_CPUINFO_FILE",
+        "CUDNN_LOGDEST_DBG",
+        "ONEDNN_VERBOSE",
+        "OMP_NUM_THREADSX",
+    ]
+    told = paths(*(f"+reproducibility.variables.{name}=x" for name in strange))
+    assert {path for path, words in told.items() if "may not set" in words} == {f"reproducibility.variables.{name}" for name in strange}
+    assert not paths("+reproducibility.variables.MKL_CBWR=COMPATIBLE")
+
+
+COMMANDS = {
+    "slurm setup": ("slurm", "launcher:\n  setup: [touch mark]\n", "launcher.setup.0"),
+    "slurm extra": ("slurm", "launcher:\n  extra: [--wrap=x]\n", "launcher.extra.0"),
+    "slurm python": ("slurm", "launcher:\n  python: /tmp/x\n", "launcher.python"),
+    "kubernetes image": ("kubernetes", "launcher:\n  image: stranger/x\n", "launcher.image"),
+    "kubernetes host path": ("kubernetes", "launcher:\n  volumes: {/host: /}\n", "launcher.volumes./host"),
+    "kubernetes pod": ("kubernetes", "launcher:\n  pod: {hostPID: 'true'}\n", "launcher.pod.hostPID"),
+    "ray address": ("ray", "launcher:\n  address: http://stranger:1\n", "launcher.address"),
+}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    for group in ("experiment", "launcher"):
+        (tmp_path / group).mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_what_a_launcher_runs_does_not_come_from_an_experiment(kind: str, own: Path) -> None:
+    choice, text, path = COMMANDS[kind]
+    (own / "experiment" / "of_others.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - /experiment/resnet18_digits\n  - override /launcher: {choice}\n{text}"
+    )
+    project = Project(own, configs=(own,))
+    found = problems(compose(["experiment=of_others"], project=project), project)
+    assert [problem.path for problem in found] == [path]
+    assert "of_others.yaml" in found[0].message
+
+
+def test_it_comes_from_the_command_line_or_from_the_projects_own_launcher(own: Path) -> None:
+    assert not paths("launcher=slurm", "launcher.setup=[module load cuda]", "launcher.partition=gpu")
+    (own / "launcher" / "ours.yaml").write_text("# Ours\ndefaults:\n  - slurm\nsetup: [module load cuda]\n")
+    (own / "experiment" / "ours.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - /experiment/resnet18_digits\n  - override /launcher: ours\nlauncher: {partition: gpu, time: 60}\n"
+    )
+    project = Project(own, configs=(own,))
+    assert not problems(compose(["experiment=ours"], project=project), project)
+    given = Project(own, configs=(own,), given=(own,))  # the same folder by --config-dir need not be the user's
+    assert [problem.path for problem in problems(compose(["experiment=ours"], project=given), given)] == ["launcher.setup.0"]
