@@ -53,8 +53,10 @@ def _state_in(path: Path) -> dict[str, Any]:
     """The state_dict in a file: itself, or under `model` or `state_dict`."""
     import torch
 
+    from samewise.runner.records.checkpoint import load_tensors
+
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True)
+        value = load_tensors(path)
     except Exception as error:
         raise ConfigError(Problem(str(path), f"is not a file of tensors: {first_line(error)}", expected="a file written by torch.save")) from error
     for name in ("model", "state_dict"):

@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, cast, final
 
-import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
@@ -116,11 +115,10 @@ def _read(path: Path) -> Any:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return checkpoint.load_tensors(path)
     except pickle.UnpicklingError as error:
-        reason = first_line(error, after="WeightsUnpickler error:")
         hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
-        raise ConfigError(Problem(PATH, f"contains more than tensors and plain values, or is damaged: {reason}", str(path), "a state_dict", hint)) from None
+        raise ConfigError(Problem(PATH, f"contains more than tensors and plain values, or is damaged: {error}", str(path), "a state_dict", hint)) from None
     except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
         reason = first_line(error)
         raise ConfigError(Problem(PATH, f"cannot be read: {reason}", str(path), "a state_dict written by torch.save, or a .safetensors file")) from None

@@ -12,6 +12,7 @@ A damaged one is renamed, and none is removed because it could not be read.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, first_line
 from samewise.runner.records import shapes, shards
-from samewise.runner.records.files import read_json, require_shape
+from samewise.runner.records.files import damaged, read_json, require_shape
 
 FORMAT = 1
 
@@ -120,6 +121,8 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(*error.problems) from None
     except FileNotFoundError:
         raise _incomplete(path) from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(Problem(str(path), f"the checkpoint is not loaded: {error}", expected="tensors and plain values")) from None
     except Exception as error:
         hint = "the file may be intact: check storage, memory and the version of torch, then try again"
         raise CheckpointError(Problem(str(path), f"the checkpoint cannot be read: {first_line(error)}", hint=hint)) from error
@@ -138,13 +141,31 @@ def _read(path: Path) -> dict[str, Any]:
                 "`samewise train` resumes from the newest intact one; with `eval` and `predict`, choose another with --checkpoint last or a step number",
             )
         )
-    state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+    state: dict[str, Any] = load_tensors(path / "state.pt")
+    require_shape(path / "state.pt", state, {"shards?": {str: str}})
     _require_format(path, state)
     for name, digest in state.get("shards", {}).items():
+        if Path(name).name != name:
+            raise damaged(path / "state.pt", f"it names {name!r}, which is not a file among its shards")
         shard = path / shards.FOLDER / name
         if not shard.exists() or shards.sha256(shard) != digest:
             raise DamagedCheckpoint(Problem(str(shard), "is missing, or was altered since it was written", expected=f"sha256 {digest[:16]}..."))
     return state
+
+
+def load_tensors(path: Path) -> Any:
+    """What is in a file of torch.save: tensors and plain values. Anything else is refused, and nothing that such a file names is made or called.
+
+    Raises:
+        pickle.UnpicklingError: there is something else in it.
+        Exception: it is no such file.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # torch's message advises to switch the protection off
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"names {named[1]}, which may run code" if named else "holds more than tensors and plain values, or is damaged"
+        raise pickle.UnpicklingError(f"it {what}; it has not been loaded") from None
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -166,7 +187,7 @@ def load_sharded(state: dict[str, Any], path: Path, empty: Callable[[list[int], 
     if "shards" not in state:
         return state
     try:
-        return shards.load_shards(state, path / shards.FOLDER, empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
+        return shards.load_shards(state, path / shards.FOLDER, state["shards"], empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype)))
     except Exception as error:
         raise CheckpointError(Problem(str(path / shards.FOLDER), f"the shards cannot be read: {first_line(error)}")) from error
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import pickle
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 
+from samewise.runner.errors import first_line
 from samewise.runner.records.files import open_to_read
 
 FOLDER = "shards"
@@ -45,18 +46,19 @@ def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
     return kept if mapping else type(state)(kept.values()), tensors  # pyright: ignore[reportUnknownVariableType, reportCallIssue]
 
 
-def load_shards(state: Any, folder: Path, empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
+def load_shards(state: Any, folder: Path, listed: Collection[str], empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
     """A state with its sharded tensors.
 
     Args:
         state: What `split` left.
         folder: Where `save` put the tensors.
+        listed: The files there that the checkpoint names; no other is read.
         empty: Makes a tensor, or this process's shard of one, to be filled.
     """
     tensors = dict[str, Tensor]()
     whole = _with_empty(state, empty, tensors)
     if tensors:
-        _load(tensors, folder)
+        _load(tensors, folder, listed)
     return whole
 
 
@@ -103,9 +105,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _load(tensors: dict[str, Tensor], folder: Path) -> None:
+def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as read
+
+    index = _read_index(folder, listed)
 
     @final
     class Reader(FileSystemReader):
@@ -114,15 +120,49 @@ def _load(tensors: dict[str, Tensor], folder: Path) -> None:
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
             from torch.distributed.checkpoint.metadata import StorageMeta
 
-            with open(folder / ".metadata", "rb") as handle:
-                index: Any = Index(handle).load()
             index.storage_meta = index.storage_meta or StorageMeta()
             index.storage_meta.load_id = self.load_id
             return index
 
+    @final
+    class Tensors(DefaultLoadPlanner):
+        """Reads tensors, and nothing else: torch would unpickle whatever the bytes of another entry name."""
+
+        def load_bytes(self, read_item: Any, value: Any) -> None:
+            raise pickle.UnpicklingError("the shards hold something that is not a tensor, which is not read")
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads by itself
-        read(tensors, storage_reader=Reader(folder), no_dist=True)
+        try:
+            read(tensors, storage_reader=Reader(folder), planner=Tensors(), no_dist=True)
+        except CheckpointException as error:  # not an Exception, and of many lines
+            raise RuntimeError(first_line(error.failures[min(error.failures)][0])) from None
+
+
+def _read_index(folder: Path, listed: Collection[str]) -> Any:
+    """The index, where it describes tensors in the listed files and nothing else.
+
+    Raises:
+        pickle.UnpicklingError: it names something else.
+    """
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
+    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+    handle = open_to_read(folder / ".metadata") if ".metadata" in listed else None
+    if handle is None:
+        raise pickle.UnpicklingError("the checkpoint names no index of its shards")
+    with handle:
+        index: Any = Index(handle).load()
+    if not isinstance(index, Metadata):
+        raise pickle.UnpicklingError("the index of the shards is none")
+    for name, entry in index.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise pickle.UnpicklingError(f"the index of the shards has {name}, which is not a tensor")
+    places: Mapping[Any, Any] = index.storage_data or {}
+    for place in places.values():
+        if not isinstance(place, _StorageInfo) or type(place.relative_path) is not str or place.relative_path not in listed or place.transform_descriptors:
+            raise pickle.UnpicklingError(f"the index of the shards names a file that the checkpoint does not: {getattr(place, 'relative_path', place)!r}")
+    return index
 
 
 @final

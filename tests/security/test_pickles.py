@@ -1,0 +1,163 @@
+"""A pickle in a checkpoint, wherever it lies, runs nothing, and its refusal does not advise to run it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+
+from samewise.runner.errors import CheckpointError
+from samewise.runner.records import checkpoint, shards
+from samewise.runner.records.checkpoint_writer import Checkpoints
+
+
+class Attack:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.mark}",)
+
+
+class Sharded:
+    """What `shards.split` takes for a sharded tensor."""
+
+    device_mesh = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.shape, self.dtype = tensor, tensor.shape, tensor.dtype
+
+    def detach(self) -> torch.Tensor:
+        return self.tensor
+
+
+def write(folder: Path, spoil: Callable[[Path], None] = lambda shards: None) -> Path:
+    """A checkpoint in shards, with what a stranger has done to them: its digests are of that."""
+    made = Checkpoints(folder, keep_last=1, keep_best=0, keep_every_steps=None, monitor="loss", mode="min", background=False)
+    state, tensors = shards.split({"model": {"weight": Sharded(torch.arange(6.0))}})
+    inner = made.shards_folder(1)
+    shards.save(tensors, inner)
+    spoil(inner)
+    made.save(1, {**state, "shards": {path.name: shards.sha256(path) for path in inner.iterdir()}}, {})
+    return folder / "step-00000001"
+
+
+def respell(file: Path, change: Callable[[Any], None]) -> None:
+    """Write an index anew."""
+    index = pickle.loads(file.read_bytes())
+    change(index)
+    file.write_bytes(pickle.dumps(index))
+
+
+def as_bytes(mark: Path) -> Callable[[Path], None]:
+    """The tensor's entry says that it is bytes, and its place holds a pickle."""
+
+    def spoil(folder: Path) -> None:
+        written = io.BytesIO()
+        torch.save(Attack(mark), written)
+        (folder / "__0_0.distcp").write_bytes(written.getvalue())
+
+        def change(index: Metadata) -> None:
+            (name,) = index.state_dict_metadata
+            index.state_dict_metadata[name] = BytesStorageMetadata()
+            index.storage_data = {MetadataIndex(name): _StorageInfo("__0_0.distcp", 0, len(written.getvalue()))}
+
+        respell(folder / ".metadata", change)
+
+    return spoil
+
+
+def test_shards_come_back(tmp_path: Path) -> None:
+    assert torch.equal(checkpoint.load(write(tmp_path))["model"]["weight"], torch.arange(6.0))
+
+
+def test_torch_itself_would_run_the_pickle_in_the_shards(tmp_path: Path) -> None:
+    """Else the test below could not fail."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    folder, mark = write(tmp_path, as_bytes(tmp_path / "mark")) / "shards", tmp_path / "mark"
+    load({"/model/weight": torch.empty(6)}, storage_reader=FileSystemReader(folder), no_dist=True)
+    assert mark.exists()
+
+
+def test_a_pickle_in_the_shards_is_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path, as_bytes(tmp_path / "mark"))
+    with pytest.raises(CheckpointError, match="not a tensor"):
+        checkpoint.load(path)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_an_index_that_is_a_pickle_of_something_else_runs_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, lambda folder: (folder / ".metadata").write_bytes(pickle.dumps(Attack(tmp_path / "mark"))) and None)
+    with pytest.raises(CheckpointError, match="not allowed there"):
+        checkpoint.load(path)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("place", ["../../outside", "{}/outside", "unlisted", "../shards/__0_0.distcp"])
+def test_an_index_that_names_another_file_is_refused_and_the_file_not_read(tmp_path: Path, place: str) -> None:
+    place = place.format(tmp_path)
+    torch.save(torch.full((6,), 7.0), tmp_path / "outside")
+
+    def change(index: Metadata) -> None:
+        for one in index.storage_data.values():
+            one.relative_path, one.offset, one.length = place, 0, (tmp_path / "outside").stat().st_size
+
+    path = write(tmp_path / "checkpoints", lambda folder: respell(folder / ".metadata", change))
+    torch.save(torch.full((6,), 7.0), path / "shards" / "unlisted")
+    with pytest.raises(CheckpointError, match="names a file that the checkpoint does not"):
+        checkpoint.load(path)
+
+
+def test_a_checkpoint_that_lists_files_elsewhere_or_no_index_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    for listed, said in (({"../../../etc/passwd": "0" * 64}, "not a file among its shards"), ({}, "names no index")):
+        state = torch.load(path / "state.pt", weights_only=True)
+        torch.save({**state, "shards": listed}, path / "state.pt")
+        manifest = json.loads((path / "manifest.json").read_text())
+        (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": hashlib.sha256((path / "state.pt").read_bytes()).hexdigest()}))
+        with pytest.raises(CheckpointError, match=said):
+            checkpoint.load(path)
+
+
+def test_only_tensors_stand_in_an_index(tmp_path: Path) -> None:
+    index = pickle.loads((write(tmp_path) / "shards" / ".metadata").read_bytes())
+    assert all(isinstance(entry, TensorStorageMetadata) for entry in index.state_dict_metadata.values())
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("way", ["digest", "train"])
+def test_refusing_a_pickle_gives_no_advice_to_load_it(samewise: Callable[..., Any], tmp_path: Path, way: str, legacy: bool) -> None:
+    file, mark = tmp_path / "weights.pt", tmp_path / "mark"
+    torch.save({"weight": Attack(mark)}, file, _use_new_zipfile_serialization=not legacy)
+    given = ("digest", file) if way == "digest" else ("check", "experiment=resnet18_digits", "debug=tiny", f"initialise.weights={file}")
+    done = samewise(*given)
+    assert done.returncode == 2, done.stdout
+    assert "posix.system" in done.stderr  # what it would have called
+    assert "weights_only" not in done.stderr
+    assert "safe_globals" not in done.stderr
+    assert not mark.exists()
+
+
+def test_refusing_a_checkpoint_that_is_a_pickle_gives_no_advice_to_load_it(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    torch.save({"format": 1, "model": Attack(tmp_path / "mark")}, path / "state.pt")
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": hashlib.sha256((path / "state.pt").read_bytes()).hexdigest()}))
+    with pytest.raises(CheckpointError, match=r"posix\.system") as refused:
+        checkpoint.load(path)
+    assert "weights_only" not in str(refused.value)
+    assert not (tmp_path / "mark").exists()
