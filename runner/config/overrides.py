@@ -13,9 +13,10 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
+from samewise.runner.config import schema
 from samewise.runner.config.tree import leaves, paths
 from samewise.runner.errors import Problem, nearest
 
@@ -102,6 +103,9 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
         except (InterpolationToMissingValueError, MissingMandatoryValue):
             continue
         except OmegaConfBaseException as error:
+            if variable := re.search(r"Environment variable '([^']+)' not found", str(error)):
+                found.append(Problem(path, f"refers to an environment variable that is not set: {variable[1]}", raw, hint=f"${{oc.env:{variable[1]},DEFAULT}}"))
+                continue
             wanted = re.search(r"'([^']+)' not found", str(error))
             hint = close(wanted[1], [name for name in names if name != path]) if wanted else ""
             found.append(
@@ -131,6 +135,8 @@ def problem_in_file(error: BaseException) -> Problem:
     key = re.search(r"full_key: (\S+)", text)
     if unknown:
         kind = re.search(r"reference_type=(?:Optional\[)?(\w+)|not in '(\w+)'", text)
+        if where.partition("/")[0] == unknown[1]:
+            return Problem(where, "sets nothing of an experiment: its values would be below the name of its folder", hint="begin it with `# @package _global_`")
         fields = _fields_of(next((name for name in kind.groups() if name), "")) if kind else ()
         return Problem(where, f"no such key: {key[1] if key else unknown[1]}", hint=nearest(unknown[1], fields))
     message = _first_line(text.split("raised while composing config:\n", 1)[-1])
@@ -175,7 +181,10 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     if override.is_delete():
         return None
     if value is None:
-        return Problem(group, "a choice is needed", value, "one of the group's choices", f"leave it out, or write ~{group} to remove the whole group")
+        field = schema.Experiment.__dataclass_fields__.get(group)
+        needed = field is not None and field.default is MISSING
+        hint = f"`samewise list {group}` shows them" if needed else f"leave it out, or write ~{group} to remove the whole group"
+        return Problem(group, "a choice is needed", value, "one of the group's choices", hint)
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
             expected = f"one of: {', '.join(known)}" if len(known) <= 12 else f"a choice that `samewise list {group}` shows"
@@ -202,6 +211,10 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
 
 def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[str], groups: Groups) -> str:
     """The key that was meant: the same name elsewhere, else one that is spelled alike; else how to add it where adding is allowed."""
+    group, _, rest = key.partition(".")
+    chosen = rest.partition(".")[0]
+    if group == "callbacks" and chosen in groups.get(group, ()):
+        return f"the callback is not among those chosen: callbacks=[default,{chosen}]"
     last = key.rsplit(".", 1)[-1]
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
     hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, [*known, *groups])
@@ -246,8 +259,6 @@ def unreadable(text: str, error: Exception) -> Problem:
 
 
 def _fields_of(name: str) -> Sequence[str]:
-    from samewise.runner.config import schema
-
     return tuple(getattr(getattr(schema, name, None), "__dataclass_fields__", ()))
 
 

@@ -68,17 +68,21 @@ class KeyedDataset(Dataset[Any]):
         self._whole = getattr(dataset, "batch", None)
 
     def __getitem__(self, key: Key) -> Batch | Failure:
+        samples = list[Any]()
         try:
             if self._whole is not None:
                 return self._whole(key.indices)
-            return self._collate([self._sample(key.epoch, key.start + offset, index) for offset, index in enumerate(key.indices)])
+            for offset, index in enumerate(key.indices):
+                samples.append(self._sample(key.epoch, key.start + offset, index))
+            return self._collate(samples)
         except SamewiseError as error:
             return Failure(error.problems)
         except SystemExit as error:
             message, where = ends_process(type(self._dataset).__name__, error)
             return Failure((Problem(self._name, message, hint=where),))
         except Exception as error:  # a worker's traceback cannot follow it: say where it was raised
-            return Failure((Problem(self._name, f"{type(self._dataset).__name__} fails: {type(error).__name__}: {error}", hint=raised_at(error)),))
+            at = f"at sample {key.indices[len(samples)]}" if len(samples) < len(key.indices) else f"over samples {', '.join(map(str, key.indices))}"
+            return Failure((Problem(self._name, f"{type(self._dataset).__name__} fails {at}: {type(error).__name__}: {error}", hint=raised_at(error)),))
 
     def _sample(self, epoch: int, position: int, index: int) -> Any:
         streams.enter(self._seed, self._stream, epoch, position, index)

@@ -40,6 +40,7 @@ from samewise.runner.training.predictor import Predictor
 from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.reporter import reporter
 from samewise.runner.training.run import Run, Split
+from samewise.runner.training.state import load_weights
 from samewise.runner.training.view import View
 
 Make = Callable[..., Any]
@@ -155,7 +156,7 @@ def build_predictor(composed: Composed, project: Project, state: Mapping[str, An
         cfg.initialise.weights = None
     channels_last = str(cfg.memory_format) == "channels_last"
     model = _model(cfg, make, device, channels_last=channels_last)
-    model.load_state_dict(state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
+    load_weights(model, state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
     recipe: Recipe = make("recipe")
     recipe.classes = list(classes)
     return Predictor(

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.build import load_state
 from samewise.runner.records import shards
 from samewise.runner.records.digest import weights_sha256
@@ -31,13 +34,27 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
     """Stand where `state` was taken."""
     run.progress.load_state(state)
     run.recorder.saved = run.step
-    run.model.load_state_dict(state["model"])
+    load_weights(run.model, state["model"])
     for phase in run.phases:
         load_state(phase.optimizer, state["optimizers"][phase.spec.name])
     run.schedule.load_state_dict(state["schedule"])
     run.precision.load_state_dict(state["precision"])
     for name, callback in run.callbacks.items():
         callback.load_state_dict(state["callbacks"].get(name, {}))
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Give a model the weights of a checkpoint.
+
+    Raises:
+        ConfigError: it has other ones, by name or shape: overrides have changed the model since.
+    """
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        lines = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]]
+        words = f"is not the one that the checkpoint was taken from: {lines[0]}" + (f", and {len(lines) - 1} more differences" if len(lines) > 1 else "")
+        raise ConfigError(Problem("model", words, hint="leave out the overrides that change the model")) from error
 
 
 def save(run: Run) -> None:

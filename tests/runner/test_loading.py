@@ -80,6 +80,16 @@ def test_an_error_of_a_sample_arrives_as_it_was_raised(num_workers):
     assert str(caught.value) == "sample 63: is broken"
 
 
+@pytest.mark.parametrize(("sizes", "named"), [([2, 2, None, 2], "fails at sample 12: "), ([2, 2, 3, 2], "fails over samples 10, 11, 12, 13: ")])
+def test_an_error_names_its_sample_or_those_that_do_not_go_together(sizes, named):
+    class Sized:
+        def __getitem__(self, index):
+            return torch.zeros(sizes[index - 10])
+
+    failure = KeyedDataset(Sized(), default_collate, seed=0, stream="sample")[Key(0, 0, (10, 11, 12, 13))]
+    assert named in str(failure.problems[0])
+
+
 def test_loading_draws_nothing_from_the_global_generator():
     torch.manual_seed(0)
     expected = torch.rand(())

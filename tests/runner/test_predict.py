@@ -142,6 +142,12 @@ def test_weights_that_the_run_does_not_keep_are_named(samewise, runs, command, t
     assert "no callback of the run keeps others" in done.stderr
 
 
+def test_weights_that_do_not_fit_a_changed_model_are_named(samewise, runs):
+    done = samewise("eval", runs["classification"], "model.width=4")
+    assert done.returncode == 2
+    assert "model: is not the one that the checkpoint was taken from: size mismatch for conv1.weight" in done.stderr
+
+
 def test_a_recording_is_written_down(samewise, runs, tmp_path):
     (found,) = predicted(samewise, runs["speech_recognition"], recording(tmp_path / "said.wav", 4000), "--output", tmp_path)
     assert [Path(path).name for path in found["files"]] == ["said.txt", "said.png"]

@@ -160,7 +160,7 @@ def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
 
 def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
     name = cfg.get("name")
-    if name is not None and not re.fullmatch(r"\w[\w.+-]{0,199}", str(name)):
+    if name is not None and "${" not in str(name) and not re.fullmatch(r"\w[\w.+-]{0,199}", str(name)):
         yield Problem("name", "cannot be a folder's name", name, "letters, digits and _ . + -, beginning with a letter or digit")
 
 
