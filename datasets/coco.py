@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
+from samewise.datasets.parts.limits import read_bytes
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _ROUNDING = 1.0
@@ -93,13 +94,12 @@ def _add(one: dict[str, Any], images: dict[int, Annotated], labels: dict[int, in
 
 def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     try:
-        with open(path, "rb") as handle:
-            content = json.load(handle)
+        content = json.loads(read_bytes(path))
     except OSError as error:
         near = [str(other.name) for other in path.parent.glob("*.json")] if path.parent.is_dir() else []
         hint = nearest(path.name, near) or "set dataset.root=FOLDER"
         raise DataError(Problem(str(path), f"the annotations cannot be read: {error.strerror}", hint=hint)) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(Problem(str(path), f"is not JSON, or cut short: {error}")) from None
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(key), list):

@@ -9,6 +9,7 @@ from typing import Literal, final
 
 from samewise.datasets.parts.image_files import Cache, ImageFiles, class_folders, list_images
 from samewise.datasets.parts.in_memory import Transform
+from samewise.datasets.parts.limits import read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _LAYOUT = "train/WNID/*.JPEG, and val/WNID/*.JPEG, or val/*.JPEG with the folder ILSVRC2012_devkit_t12 or the file LOC_val_solution.csv beside train and val"
@@ -78,6 +79,7 @@ def _true_labels(names: list[str], wnids: list[str], base: Path) -> list[int]:
     kit, solution = base / "ILSVRC2012_devkit_t12" / "data", base / "LOC_val_solution.csv"
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     if solution.is_file():
+        require_regular(solution)
         with open(solution, newline="") as lines:
             truth = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)}
         found = [truth.get(Path(name).stem) for name in names]
@@ -98,7 +100,8 @@ def _of_development_kit(kit: Path, count: int) -> list[str]:
     from scipy.io import loadmat  # takes a while, and only this layout needs it
 
     try:
-        numbers = [int(line) for line in (kit / "ILSVRC2012_validation_ground_truth.txt").read_text().split()]
+        numbers = [int(line) for line in read_text(kit / "ILSVRC2012_validation_ground_truth.txt").split()]
+        require_regular(kit / "meta.mat")
         synsets = loadmat(kit / "meta.mat", squeeze_me=True)["synsets"]
         wnid_of = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
         found = [wnid_of[number] for number in numbers]

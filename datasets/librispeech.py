@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
+from samewise.datasets.parts.limits import read_text
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.torchvision_files import load
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
@@ -86,7 +87,7 @@ def _listed(folder: Path, subset: str) -> list[tuple[str, str]]:
     found = list[tuple[str, str]]()
     for listing in sorted((folder / subset).glob("*/*/*.trans.txt"), key=lambda path: [(len(part), part) for part in path.parts[-3:-1]]):
         chapter = listing.parent.relative_to(folder).as_posix()
-        lines = [line.partition(" ") for line in listing.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.partition(" ") for line in read_text(listing).splitlines() if line.strip()]
         require_files(listing.parent, [f"{name}.flac" for name, _, _ in lines], listed_in=listing.name)
         found += [(f"{chapter}/{name}.flac", transcript) for name, _, transcript in lines]
     if not found:

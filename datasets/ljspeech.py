@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from samewise.datasets.parts.clips import Clips
+from samewise.datasets.parts.limits import read_text
 from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.datasets.parts.utterances import require_files
 from samewise.runner.errors import ConfigError, DataError, Problem
@@ -47,7 +48,7 @@ class LJSpeech(Clips):
         given = Path(root).expanduser()
         folder = given / _ARCHIVE if (given / _ARCHIVE).is_dir() else given
         try:
-            lines = (folder / "metadata.csv").read_text(encoding="utf-8").splitlines()
+            lines = read_text(folder / "metadata.csv").splitlines()
         except OSError as error:
             hint = "set dataset.root=FOLDER to where its archive was unpacked"
             raise DataError(Problem(str(folder / "metadata.csv"), f"LJSpeech was not found: {error.strerror}", expected=_ARCHIVE, hint=hint)) from None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
+from samewise.datasets.parts.limits import require_regular
 from samewise.datasets.parts.recordings import Cache
 from samewise.datasets.parts.utterances import LETTERS, Spelling, Utterances, require_files
 from samewise.runner.errors import DataError, Problem, nearest
@@ -57,6 +58,7 @@ class Manifest(Utterances):
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The number of each line, from 1, and what it says by column."""
     try:
+        require_regular(path)
         with open(path, encoding="utf-8-sig", newline="") as handle:
             if path.suffix.lower() in (".jsonl", ".json"):
                 for number, line in enumerate(handle, start=1):
@@ -76,7 +78,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(Problem(f"{path}:{number}", f"is not JSON: {error}")) from None
     if not isinstance(row, dict):
         raise DataError(Problem(f"{path}:{number}", "is not a JSON object", row))

@@ -10,6 +10,7 @@ from typing import final
 
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_labels, checked_box
 from samewise.datasets.parts.image_files import EXTENSIONS
+from samewise.datasets.parts.limits import read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 
@@ -83,7 +84,7 @@ class PascalVOC(AnnotatedImages):
 def _listed(base: Path, split: str) -> list[str]:
     path = base / "ImageSets" / "Main" / f"{split}.txt"
     try:
-        lines = path.read_text().splitlines()
+        lines = read_text(path).splitlines()
     except OSError as error:
         known = sorted(one.stem for one in path.parent.glob("*.txt"))
         hint = nearest(split, known) or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets"
@@ -107,6 +108,7 @@ def _classes(base: Path) -> list[str]:
 def _parsed(path: Path, name: str, number: int) -> tuple[Annotated, list[_Object]]:
     """An XML file: its image without boxes, and the objects."""
     try:
+        require_regular(path)
         tree = ElementTree.parse(path).getroot()
     except OSError as error:
         reason = f"the annotation of image {name} cannot be read: {error.strerror}"

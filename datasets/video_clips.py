@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.image_files import check_classes, class_folders, list_images, spaced_indices
+from samewise.datasets.parts.limits import require_regular
 from samewise.datasets.parts.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_torchcodec, versions
 from samewise.runner.errors import ConfigError, DataError, Problem
 
@@ -96,6 +97,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         digest.update(b"\0".join(self._names.tolist()))
         digest.update(repr([self.path(index).stat().st_size for index in spaced_indices(len(self), _SIZES)]).encode())
         for index in spaced_indices(len(self), _CONTENTS):
+            require_regular(self.path(index), whole=False)
             with open(self.path(index), "rb") as file:
                 digest.update(file.read(_BLOCK))
                 file.seek(-min(_BLOCK, file.seek(0, os.SEEK_END)), os.SEEK_END)

@@ -20,6 +20,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
 from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.limits import add_content
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Cache = Literal["none", "memory"]
@@ -139,7 +140,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
             digest.update(packed.contiguous().view(-1).numpy())
         digest.update(repr([self.path(index).stat().st_size for index in range(len(self))]).encode())
         for place in range(min(_CONTENTS, len(self))):
-            digest.update(self.path(place * len(self) // min(_CONTENTS, len(self))).read_bytes())
+            add_content(digest, self.path(place * len(self) // min(_CONTENTS, len(self))))
         return digest.hexdigest()
 
     def _read(self, index: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ import torch
 import torchaudio
 from torch import Tensor
 
-from samewise.datasets.parts.file_kinds import another_kind
+from samewise.datasets.parts.file_kinds import another_kind, names_other_files
+from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
@@ -58,11 +60,12 @@ def read_audio(
         The samples, float32[T] if mono, else float32[C, T], at full scale 1, and their rate in Hz.
 
     Raises:
-        DataError: the file does not exist, or it is empty, cut short, no audio, or shorter than the stretch that was asked for; it names the file.
+        DataError: the file does not exist, or it is empty, cut short, no audio, shorter than the stretch that was asked for, or more than what is decoded
+            (`limits`); it names the file.
     """
     try:
-        with soundfile.SoundFile(path) as file:
-            _require_whole(path, file.format)
+        with _opened(path) as file:
+            _require_resampling(path, file.samplerate, sample_rate)
             samples, rate = _stretch(path, file, start, frames), file.samplerate
     except soundfile.LibsndfileError as error:
         samples, rate = _by_torchcodec(path, error)
@@ -76,6 +79,8 @@ def read_audio(
     samples = samples.mean(0) if mono else samples
     if sample_rate is None or sample_rate == rate:
         return samples, rate
+    _require_resampling(path, rate, sample_rate)
+    SAMPLES.check(path, -(-samples.numel() * sample_rate // rate))
     return _resampler(rate, sample_rate)(samples), sample_rate
 
 
@@ -86,8 +91,7 @@ def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
         DataError: the file does not exist, or it is empty, cut short or no audio.
     """
     try:
-        with soundfile.SoundFile(path) as file:
-            _require_whole(path, file.format)
+        with _opened(path) as file:
             return AudioInfo(file.frames, file.samplerate, file.channels)
     except soundfile.LibsndfileError as error:
         samples, rate = _by_torchcodec(path, error)
@@ -123,11 +127,39 @@ def list_audio(folder: str | os.PathLike[str], *, extensions: Sequence[str] = EX
     return [below + name for below, name in sorted(found)]
 
 
+def _opened(path: str | os.PathLike[str]) -> soundfile.SoundFile:
+    """A regular file that is whole and of a rate that is decoded, open."""
+    _require_file(path)
+    file = soundfile.SoundFile(path)
+    try:
+        _require_whole(path, file.format)
+        SAMPLE_RATE.check(path, file.samplerate)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _require_file(path: str | os.PathLike[str]) -> None:
+    try:
+        require_regular(path, whole=False)
+    except OSError as error:
+        raise DataError(Problem(os.fspath(path), f"cannot be read: {error.strerror}")) from None
+
+
+def _require_resampling(path: str | os.PathLike[str], rate: int, wanted: int | None) -> None:
+    """The filter's size grows with both rates, in lowest terms."""
+    if wanted is not None and wanted > 0 and rate > 0:
+        common = math.gcd(rate, wanted)
+        FILTER.check(path, (rate // common) * (wanted // common))
+
+
 def _stretch(path: str | os.PathLike[str], file: soundfile.SoundFile, start: int, frames: int | None) -> Tensor:
     """float32[C, T] of an open file, T at most `frames`."""
     if not 0 <= start <= file.frames:
         raise DataError(Problem(os.fspath(path), f"is too short: it has {file.frames} frames", expected=f"more than {start} frames"))
     wanted = file.frames - start if frames is None else min(frames, file.frames - start)
+    SAMPLES.check(path, wanted * file.channels)
     if start:
         file.seek(start)
     samples = torch.from_numpy(file.read(wanted, dtype="float32", always_2d=True)).t().contiguous()
@@ -158,19 +190,23 @@ def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileEr
     """(float32[C, T], rate) of a file that soundfile refused; where it is not audio to torchcodec either, the error names the file."""
     name = os.fspath(path)
     try:
-        if not os.path.getsize(path):
-            raise DataError(Problem(name, "is empty", expected=_FORMATS, hint="remove the file, or download it again"))
         with open(path, "rb"):
-            pass
+            if not os.path.getsize(path):
+                raise DataError(Problem(name, "is empty", expected=_FORMATS, hint="remove the file, or download it again"))
     except OSError as error:
         raise DataError(Problem(name, f"cannot be read: {error.strerror}")) from None
     # Imported only for what soundfile does not know: it needs FFmpeg's libraries, which many machines do not have.
     try:
-        if refusal.code != _UNKNOWN_FORMAT:
+        if refusal.code != _UNKNOWN_FORMAT or names_other_files(path):
             raise ValueError
         from torchcodec.decoders import AudioDecoder  # pyright: ignore[reportMissingImports]
 
-        decoded = AudioDecoder(name).get_all_samples()
+        decoder = AudioDecoder(name)
+        rate, channels = decoder.metadata.sample_rate or 1, decoder.metadata.num_channels or 1
+        SAMPLE_RATE.check(name, rate)
+        SAMPLES.check(name, int((decoder.metadata.duration_seconds_from_header or 0) * rate * channels))
+        decoded = decoder.get_samples_played_in_range(0.0, (SAMPLES.most + 1) / (rate * channels))  # headers lie
+        SAMPLES.check(name, decoded.data.numel())
         return decoded.data.to(torch.float32), int(decoded.sample_rate)
     except (ImportError, OSError, RuntimeError, ValueError):
         if other := another_kind(path, "recording"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import struct
 from typing import Literal
 
 import numpy as np
@@ -13,6 +15,7 @@ from PIL import Image, ImageFile
 from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind
+from samewise.datasets.parts.limits import PIXELS, read_bytes
 from samewise.runner.errors import DataError, Problem
 
 Mode = Literal["rgb", "gray"]
@@ -22,6 +25,12 @@ _MODES: dict[Mode, tuple[int, str]] = {
     "gray": (int(torchvision.io.ImageReadMode.GRAY.value), "L"),
 }
 
+_FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
+"""What Pillow may take a file for, whatever it is called; an EPS, for one, is a program, which Pillow would have Ghostscript run."""
+
+_FRAME = re.compile(rb"\xff(?=[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf](..)[\x02-\x10](..)(..)(.))", re.DOTALL)
+"""The header of a JPEG's frame: its own length, precision, height, width, number of components."""
+
 
 def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
     """uint8[3, H, W] (or uint8[1, H, W] for "gray") of an image file, whatever it holds: grey, palette, transparency, CMYK, 16 bits.
@@ -29,15 +38,16 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
     An EXIF orientation is not applied, as torchvision's ImageFolder does not.
 
     Raises:
-        DataError: the file does not exist, or it is cut short or no image; it names the file.
+        DataError: the file does not exist, or it is cut short, no image, or larger than what is decoded (`limits`); it names the file.
     """
     try:
-        with open(path, "rb") as handle:
-            raw = handle.read()
+        raw = read_bytes(path)
     except OSError as error:
         raise DataError(Problem(os.fspath(path), f"cannot be read: {error.strerror}")) from None
     try:
-        return decode(raw, mode=mode)
+        return decode(raw, mode=mode, name=os.fspath(path))
+    except DataError:
+        raise
     except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         expected = "an image: a JPEG, PNG, BMP, PPM, TIFF or WebP file"
         if other := another_kind(path, "image"):
@@ -47,34 +57,56 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
         raise DataError(Problem(os.fspath(path), reason if raw else "is empty", expected=expected, hint="remove the file, or download it again")) from None
 
 
-def decode(raw: bytes, *, mode: Mode = "rgb") -> Tensor:
-    """uint8[C, H, W] of an encoded image.
+def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
+    """uint8[C, H, W] of an encoded image, which errors call by `name`.
 
     Raises:
+        DataError: it has more pixels than are decoded.
         ValueError, OSError, SyntaxError: whatever Pillow raises for bytes that are not a complete image.
     """
     number, pillow = _MODES[mode]
     # The operators themselves: the functions of torchvision.io warn at each call that they will go, which takes longer than a small image.
     operator = _operator(raw)
     if operator is not None:
+        PIXELS.check(name, _pixels(raw))
         try:
             image = operator(torch.frombuffer(bytearray(raw), dtype=torch.uint8), number)
             if image.dtype == torch.uint8:
                 return image
         except RuntimeError:
             pass  # not to its taste, or damaged: Pillow says which
-    return _by_pillow(raw, pillow)
+    return _by_pillow(raw, pillow, name)
 
 
 def _operator(raw: bytes):
     """The decoder for what the first bytes say; names lie (ImageNet has a PNG called .JPEG)."""
-    name = "decode_jpeg" if raw.startswith(b"\xff\xd8\xff") else "decode_png" if raw.startswith(b"\x89PNG\r\n\x1a\n") else ""
+    name = "decode_jpeg" if raw.startswith(b"\xff\xd8\xff") else "decode_png" if raw.startswith(b"\x89PNG\r\n\x1a\n") and raw[12:16] == b"IHDR" else ""
     return getattr(torch.ops.image, name, None) if name else None
 
 
-def _by_pillow(raw: bytes, mode: str) -> Tensor:
+def _pixels(raw: bytes) -> int:
+    """Of a JPEG or PNG, by whatever in it a decoder may take for its header: the most."""
+    if raw.startswith(b"\x89PNG"):
+        return _product(raw[16:24], "!II")
+    frames = (found.groups() for found in _FRAME.finditer(raw))
+    return max((_product(high + wide, "!HH") for length, high, wide, parts in frames if length == struct.pack("!H", 8 + 3 * parts[0])), default=0)
+
+
+def _product(raw: bytes, form: str) -> int:
+    high, wide = struct.unpack(form, raw) if len(raw) == struct.calcsize(form) else (0, 0)
+    return high * wide
+
+
+def _by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a file cut short is an error"
-    with Image.open(io.BytesIO(raw)) as image:
+    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, PIXELS.most)  # Pillow itself refuses more than twice as many
+    try:
+        opened = Image.open(io.BytesIO(raw), formats=_FORMATS)
+    except Image.DecompressionBombError as error:
+        PIXELS.check(name, int(next(iter(re.findall(r"\d+", str(error))), 0)))
+        raise
+    with opened as image:
+        PIXELS.check(name, image.width * image.height)
         if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255
             values = np.asarray(image).astype(np.int64).clip(0, 65535)
             image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-_LONGEST: Final = 12
+_LONGEST: Final = 32
 
 _BEGINNINGS: Final = (
     (0, b"\xff\xd8\xff", "image", "a JPEG image"),
@@ -26,6 +26,7 @@ _BEGINNINGS: Final = (
     (4, b"ftyp", "video", "an MP4 video"),
     (8, b"AVI ", "video", "an AVI video"),
     (0, b"\x1aE\xdf\xa3", "video", "a Matroska or WebM video"),
+    *((0, start, "list", "a list of other files") for start in (b"#EXTM3U", b"ffconcat", b"<?xml", b"<MPD")),
     (0, b"%PDF", "document", "a PDF document"),
     (0, b"PK\x03\x04", "archive", "a ZIP archive, or what torch.save writes"),
     (0, b"\x1f\x8b", "archive", "a gzip archive"),
@@ -35,10 +36,21 @@ _BEGINNINGS: Final = (
 
 def another_kind(path: str | os.PathLike[str], wanted: str) -> str | None:
     """What a file surely is, in words, where that is not `wanted` ("image", "recording" or "video"); None where it may be, or nothing is known of it."""
+    found = _kind(path)
+    return found[1] if found and found[0] != wanted else None
+
+
+def names_other_files(path: str | os.PathLike[str]) -> bool:
+    """Whether it is a list that FFmpeg would follow to other files, whatever it is called."""
+    found = _kind(path)
+    return found is not None and found[0] == "list"
+
+
+def _kind(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """The kind, and in words."""
     try:
         with open(path, "rb") as handle:
-            first = handle.read(_LONGEST)
+            first = handle.read(_LONGEST).removeprefix(b"\xef\xbb\xbf")
     except OSError:
         return None
-    found = next(((kind, words) for offset, start, kind, words in _BEGINNINGS if first[offset : offset + len(start)] == start), None)
-    return found[1] if found and found[0] != wanted else None
+    return next(((kind, words) for offset, start, kind, words in _BEGINNINGS if first[offset : offset + len(start)] == start), None)

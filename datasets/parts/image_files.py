@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.parts.decode import Mode, read_image
 from samewise.datasets.parts.in_memory import Transform
+from samewise.datasets.parts.limits import add_content
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 
@@ -98,7 +99,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         digest.update(self._labels.numpy())
         digest.update(repr([self.path(index).stat().st_size for index in spaced_indices(len(self), _SIZES)]).encode())
         for index in spaced_indices(len(self), _CONTENTS):
-            digest.update(self.path(index).read_bytes())
+            add_content(digest, self.path(index))
         return digest.hexdigest()
 
     def _read(self, index: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import AudioInfo, audio_info, list_audio, read_audio
+from samewise.datasets.parts.limits import add_content
 from samewise.datasets.parts.recordings import Texts, spaced_indices
 from samewise.runner.errors import ConfigError, DataError, Problem
 
@@ -70,7 +71,7 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         for place in range(min(_CONTENTS, len(self))):
             name = self._names[place * len(self) // min(_CONTENTS, len(self))]
             for folder in (self._mixture, *self._sources):
-                digest.update((self._folder / folder / name).read_bytes())
+                add_content(digest, self._folder / folder / name)
         return digest.hexdigest()
 
     def _info(self, part: str, name: str) -> AudioInfo:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samewise.datasets.parts.audio_files import audio_info, read_audio, resample
+from samewise.datasets.parts.audio_files import audio_info, read_audio
+from samewise.datasets.parts.limits import add_content
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Cache = Literal["none", "memory"]
@@ -102,12 +103,11 @@ class Recordings:
         digest.update(self.names.ends)
         digest.update(repr([os.path.getsize(self.path(index)) for index in spaced_indices(len(self), _SIZES)]).encode())
         for index in spaced_indices(len(self), _CONTENTS):
-            digest.update(self.path(index).read_bytes())
+            add_content(digest, self.path(index))
         return digest.hexdigest()
 
     def _decoded(self, index: int) -> Tensor:
-        waveform, rate = read_audio(self.path(index))
-        return resample(waveform, from_rate=rate, to_rate=self.sample_rate)
+        return read_audio(self.path(index), sample_rate=self.sample_rate)[0]
 
 
 def spaced_indices(length: int, wanted: int) -> list[int]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.datasets.parts.file_kinds import another_kind
+from samewise.datasets.parts.file_kinds import another_kind, names_other_files
+from samewise.datasets.parts.limits import PIXELS, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line
 
 EXTENSIONS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg")
@@ -34,9 +35,13 @@ def read_frames(path: str | os.PathLike[str], choose: Callable[[int], Sequence[i
     name = os.fspath(path)
     decoder = require_torchcodec()
     try:
+        require_regular(path, whole=False)
         if not os.path.getsize(path):
             raise DataError(Problem(name, "is empty", expected="a video file", hint="remove the file, or download it again"))
+        if names_other_files(path):
+            raise ValueError("it names other files")
         video = decoder(name, num_ffmpeg_threads=1, seek_mode="exact")
+        PIXELS.check(name, (video.metadata.width or 0) * (video.metadata.height or 0))
         frames = torch.tensor(choose(len(video)))
         # Decoding is forward from the keyframe before: each frame once, then repeated where it was asked for more than once.
         wanted, places = frames.unique(return_inverse=True)

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import tarfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -24,6 +25,8 @@ from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_pro
 
 LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
 """Their classes may download from the addresses they know, and from no other."""
+
+tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # torchvision and torchaudio extract what they downloaded without one of their own
 
 SPECIAL = ("_target_", "_partial_", "_args_")
 
@@ -125,9 +128,17 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
 
 def _refuse_addresses(made: Callable[..., Any], path: str, positional: Sequence[Any], named: Mapping[str, Any]) -> None:
     if within(made.__module__, LIBRARY_DATA):
+        _keep_from_ghostscript()
         for key, value in [*enumerate(positional), *named.items()]:
             if isinstance(value, str) and "://" in value:
                 raise ConfigError(Problem(f"{path}.{key}", "a config may not choose where to download from", value, "a name that the data set knows"))
+
+
+def _keep_from_ghostscript() -> None:
+    """An EPS, whatever it is called, is a program, which Pillow would have Ghostscript run. Data sets of samewise let Pillow open no such file."""
+    from PIL import EpsImagePlugin
+
+    EpsImagePlugin.gs_binary = False
 
 
 def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType:

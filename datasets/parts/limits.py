@@ -1,0 +1,108 @@
+"""What a file of a data set may ask of the machine: told by its header, before anything is decoded.
+
+Each limit is above what real data sets have. A user who has larger files raises it by the environment variable that the message names; a config cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import Protocol
+
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most of something.
+
+    Args:
+        variable: The environment variable that sets another.
+        usual: Without it.
+        what: What is counted, in words that follow "has N".
+    """
+
+    variable: str
+    usual: int
+    what: str
+
+    @property
+    def most(self) -> int:
+        """Raises ConfigError where the variable is not a whole number above 0."""
+        given = os.environ.get(self.variable)
+        if given is None:
+            return self.usual
+        if not given.isdecimal() or not int(given):
+            raise ConfigError(Problem(self.variable, "this environment variable is not a limit", given, "a whole number above 0"))
+        return int(given)
+
+    def check(self, path: str | os.PathLike[str], count: int) -> None:
+        """Raise a DataError that names the file, what it has and how to allow it, where `count` is more."""
+        if count > (most := self.most):
+            hint = f"if the file is meant to be so large, set the environment variable {self.variable}={count}; decoding it takes memory accordingly"
+            raise DataError(Problem(os.fspath(path), f"has {count:,} {self.what}, more than are decoded", expected=f"at most {most:,}", hint=hint))
+
+
+PIXELS = Limit("SAMEWISE_MAX_PIXELS", 100_000_000, "pixels")
+SAMPLE_RATE = Limit("SAMEWISE_MAX_SAMPLE_RATE", 384_000, "samples a second")
+SAMPLES = Limit("SAMEWISE_MAX_SAMPLES", 3600 * 192_000, "samples of sound over all channels")
+"""Of what is decoded at once, at the file's rate and at the one that it is resampled to: an hour at 192 kHz, twelve hours at 16 kHz."""
+FILTER = Limit("SAMEWISE_MAX_FILTER", 25_000_000, "values in the filter that resamples it")
+"""The filter between two rates grows with their product in lowest terms: 44,100 to 16,000 Hz needs 80,000 values, 191,999 to 16,000 Hz would need 3 billion."""
+BYTES = Limit("SAMEWISE_MAX_FILE_BYTES", 4 << 30, "bytes")
+"""Of a file that is read whole: an image, a list, annotations."""
+
+
+def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None:
+    """Raise a DataError where a name is no regular file, which may never end (a device) or never begin (a pipe); with `whole`, where it is too large.
+
+    Raises:
+        OSError: it does not exist.
+    """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((words for test, words in _KINDS if test(found.st_mode)), "a special file")
+        raise DataError(Problem(os.fspath(path), f"is {kind}, not a regular file", hint="remove it, or put the file itself there"))
+    if whole:
+        BYTES.check(path, found.st_size)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """All of a regular file that is not too large."""
+    require_regular(path)
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
+    """The same of a text; every end of a line is one newline."""
+    try:
+        return read_bytes(path).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise DataError(Problem(os.fspath(path), f"is not a text: {error}", expected=f"a text in {encoding.upper()}")) from None
+
+
+class Hash(Protocol):
+    """Anything of hashlib's form."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+def add_content(digest: Hash, path: str | os.PathLike[str]) -> None:
+    """Update a hash with all bytes of a regular file of any size."""
+    require_regular(path, whole=False)
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)

@@ -1,0 +1,309 @@
+"""What a stranger's data set holds takes no more of the machine than its limits, runs nothing, and writes nothing outside its folder."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import resource
+import struct
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+from torchaudio.datasets.utils import _extract_tar
+
+from samewise.datasets.coco import COCO
+from samewise.datasets.image_folder import ImageFolder
+from samewise.datasets.manifest import Manifest
+from samewise.datasets.parts.audio_files import audio_info, read_audio
+from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.video_files import read_frames
+from samewise.datasets.video_clips import VideoClips
+from samewise.runner.config.instantiate import instantiate
+from samewise.runner.errors import DataError
+
+MOST_MIB = 300
+"""More than a decoder needs to read a header, and far less than what the headers here promise."""
+
+
+def jpeg(width: int, height: int, *, before: bytes = b"") -> bytes:
+    """A small grey JPEG whose frame says that it is of another size."""
+    out = io.BytesIO()
+    Image.new("L", (8, 8)).save(out, "JPEG")
+    raw = bytearray(out.getvalue())
+    frame = raw.index(b"\xff\xc0")
+    raw[frame + 5 : frame + 9] = struct.pack("!HH", height, width)
+    return bytes(raw[:2]) + before + bytes(raw[2:])
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG of one bit a pixel: all black, so 900 million pixels are a file of 110 kB."""
+    packed = zlib.compressobj(9)
+    row = b"\0" * (1 + -(-width // 8))
+    rows = b"".join(packed.compress(row * 1000) for _ in range(height // 1000)) + packed.flush()
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack("!I", len(body)) + name + body + struct.pack("!I", zlib.crc32(name + body))
+
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack("!IIBBBBB", width, height, 1, 0, 0, 0, 0)) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def bmp(width: int, height: int) -> bytes:
+    return b"BM" + struct.pack("<IHHIIiiHHIIiiII", 58, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0) + b"\0" * 4
+
+
+def tiff(width: int, height: int) -> bytes:
+    entries = [(256, 4, width), (257, 4, height), (258, 3, 8), (259, 3, 5), (262, 3, 1), (273, 4, 200), (277, 3, 1), (278, 4, height), (279, 4, 4)]
+    body = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries) + b"\0" * 4
+    return (b"II*\0" + struct.pack("<I", 8) + body).ljust(204, b"\0")
+
+
+def webp(width: int, height: int) -> bytes:
+    """An empty canvas, and a frame of 1 x 1 in it."""
+    out = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(out, "WEBP", lossless=True)
+    inner = out.getvalue()[12:]
+    frame = b"\0" * 12 + b"\0\0\0\0" + inner
+    size = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    parts = ((b"VP8X", b"\x02\0\0\0" + size), (b"ANIM", b"\0" * 6), (b"ANMF", frame))
+    body = b"WEBP" + b"".join(name + struct.pack("<I", len(part)) + part for name, part in parts)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+IMAGES = {
+    "jpeg": jpeg(65500, 65500),
+    "jpeg after another frame": jpeg(65500, 65500, before=b"\xff\xc0\x00\x0b\x08\x00\x08\x00\x08\x01\x01\x11\x00"),
+    "png": png(30000, 30000),
+    "bmp": bmp(30000, 30000),
+    "ppm": b"P6 30000 30000 255\n",
+    "tiff": tiff(60000, 60000),
+    "webp": webp(16384, 16384),
+}
+
+
+def wav(rate: int, *, samples: int = 1000) -> bytes:
+    sound = b"\0\0" * samples
+    form = struct.pack("<HHIIHH", 1, 1, rate, rate * 2 % 2**32, 2, 16)
+    body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(sound)) + sound
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def flac(frames: int) -> bytes:
+    """A second of sound, whose header promises `frames` samples."""
+    out = io.BytesIO()
+    soundfile.write(out, np.zeros(8000), 8000, format="FLAC")
+    raw = bytearray(out.getvalue())
+    raw[21] = raw[21] & 0xF0 | frames >> 32
+    raw[22:26] = struct.pack("!I", frames & 0xFFFFFFFF)
+    return bytes(raw)
+
+
+def _measured(read: Callable[[], Any], tell: Any) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        read()
+        said = "nothing"
+    except DataError as error:
+        said = str(error)
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"
+    tell.send((said, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+
+
+def refusal(read: Callable[[], Any], *, within_s: float = 60) -> str:
+    """What a DataError says, raised in a process of its own: it must end, and take little memory."""
+    forks = multiprocessing.get_context("fork")
+    here, there = forks.Pipe(duplex=False)
+    child = forks.Process(target=_measured, args=(read, there))
+    child.start()
+    try:
+        assert here.poll(within_s), "it hangs"
+        said, grown = here.recv()
+    finally:
+        child.kill()
+        child.join()
+    assert grown < MOST_MIB, f"took {grown:.0f} MiB; {said}"
+    return said
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_an_image_whose_header_promises_too_much_is_refused_before_it_is_decoded(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(IMAGES[kind])
+    said = refusal(lambda: read_image(path))
+    assert said.startswith(f"{path}: has ")
+    assert "SAMEWISE_MAX_PIXELS=" in said
+    assert "at most 100,000,000" in said
+
+
+def test_the_limit_of_pixels_is_the_users_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.png"
+    Image.new("L", (40, 30)).save(path)
+    monkeypatch.setenv("SAMEWISE_MAX_PIXELS", "1199")
+    with pytest.raises(DataError, match="SAMEWISE_MAX_PIXELS=1200"):
+        read_image(path)
+    monkeypatch.setenv("SAMEWISE_MAX_PIXELS", "1200")
+    assert read_image(path).shape == (3, 30, 40)
+
+
+def test_a_large_picture_of_an_honest_data_set_is_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    Image.new("L", (9000, 6000)).save(path)  # a camera of 54 million pixels
+    assert read_image(path, mode="gray").shape == (1, 6000, 9000)
+
+
+@pytest.mark.parametrize(
+    ("sound", "variable"),
+    [
+        (wav(2**31 - 1), "SAMEWISE_MAX_SAMPLE_RATE"),
+        (wav(191_999), "SAMEWISE_MAX_FILTER"),
+        (wav(1, samples=200_000), "SAMEWISE_MAX_SAMPLES"),
+        (flac(2**35), "SAMEWISE_MAX_SAMPLES"),
+    ],
+    ids=["a rate of 2**31 - 1", "a rate without a common factor", "a rate of 1", "2**35 samples"],
+)
+def test_sound_whose_header_promises_too_much_is_refused_before_it_is_decoded(sound: bytes, variable: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(sound)
+    said = refusal(lambda: read_audio(path, sample_rate=16000))
+    assert said.startswith(f"{path}: has ")
+    assert f"{variable}=" in said
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000, 192000])
+def test_sound_at_every_usual_rate_is_decoded(rate: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(rate, samples=rate))
+    for wanted in (8000, 16000, 22050, 24000, 44100, 48000):
+        assert len(read_audio(path, sample_rate=wanted)[0]) == wanted
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
+    """Each way that a data set has of opening a file; a pipe without a writer would be waited for, and /dev/zero never ends."""
+    Image.new("L", (8, 8)).save(tmp_path / "honest.png")
+    for name in ("train/x/strange.png", "train/x/strange.wav", "train/x/strange.mp4", "strange.json", "strange.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        SPECIAL[kind](tmp_path / name)
+    here = tmp_path / "train" / "x"
+    reads: list[Callable[[], Any]] = [
+        lambda: read_image(here / "strange.png"),
+        lambda: ImageFolder(root=str(tmp_path), folder="train").fingerprint(),
+        lambda: read_audio(here / "strange.wav"),
+        lambda: audio_info(here / "strange.wav"),
+        lambda: read_frames(here / "strange.mp4", range),
+        lambda: VideoClips(root=str(tmp_path), folder="train").fingerprint(),
+        lambda: COCO(root=str(tmp_path), images="", annotations="strange.json"),
+        lambda: Manifest(file=str(tmp_path / "strange.csv")),
+    ]
+    for number, read in enumerate(reads):
+        said = refusal(read, within_s=20)
+        assert "not a regular file" in said or (kind == "folder" and "has no " in said), (number, said)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+@pytest.fixture
+def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for Ghostscript on PATH; returns what it makes when it is started."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path / 'mark'}\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    assert subprocess.run(["gs"], check=True).returncode == 0
+    (tmp_path / "mark").unlink()
+    return tmp_path / "mark"
+
+
+def test_a_program_called_png_is_not_run(tmp_path: Path, ghostscript: Path) -> None:
+    (tmp_path / "a.png").write_bytes(EPS)
+    with pytest.raises(DataError, match="is not an image"):
+        read_image(tmp_path / "a.png")
+    assert not ghostscript.exists()
+
+
+def test_a_program_called_png_is_not_run_by_a_data_set_of_torchvision(tmp_path: Path, ghostscript: Path) -> None:
+    (tmp_path / "data" / "x").mkdir(parents=True)
+    (tmp_path / "data" / "x" / "a.png").write_bytes(EPS)
+    node = {"_target_": "torchvision.datasets.ImageFolder", "root": str(tmp_path / "data")}
+    made = instantiate(node, "dataset.train", allowed=())
+    with pytest.raises(OSError, match="Ghostscript"):
+        made[0]
+    assert not ghostscript.exists()
+
+
+def test_a_playlist_called_mp4_leads_to_no_other_file(tmp_path: Path) -> None:
+    pytest.importorskip("torchcodec")
+    (tmp_path / "a.mp4").write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{tmp_path}/other.ts\n#EXT-X-ENDLIST\n")
+    with pytest.raises(DataError, match="a list of other files"):
+        read_frames(tmp_path / "a.mp4", range)
+    with pytest.raises(DataError, match="a list of other files"):
+        read_audio(tmp_path / "a.mp4")
+
+
+def _tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for member, content in members:
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_an_archive_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
+    """By torchaudio's own function, which its data sets call on what they downloaded."""
+    root = tmp_path / "root"
+    root.mkdir()
+    above = _tar(root / "above.tar", (tarfile.TarInfo("../mark"), b"x"))
+    absolute = _tar(root / "absolute.tar", (tarfile.TarInfo(f"{tmp_path}/mark"), b"x"))
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+    through = _tar(root / "through.tar", (link, b""), (tarfile.TarInfo("link/mark"), b"x"))
+    for archive in (above, absolute, through):
+        with suppress(tarfile.FilterError):  # of an absolute name, the part after the first / is taken
+            _extract_tar(str(archive), str(root))
+        assert not (tmp_path / "mark").exists()
+    _extract_tar(str(_tar(root / "honest.tar", (tarfile.TarInfo("a/b.txt"), b"x"))), str(root))
+    assert (root / "a" / "b.txt").read_bytes() == b"x"
+
+
+def test_annotations_nested_too_deep_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"a\.json: is not JSON"):
+        COCO(root=str(tmp_path), images="", annotations="a.json")
+    (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:1: is not JSON"):
+        Manifest(file=str(tmp_path / "a.jsonl"))
+
+
+def test_a_list_that_is_no_text_is_named(tmp_path: Path) -> None:
+    from samewise.datasets.ljspeech import LJSpeech
+
+    (tmp_path / "metadata.csv").write_bytes(b"\xff\xfe\x00x")
+    with pytest.raises(DataError, match=r"metadata\.csv: is not a text"):
+        LJSpeech(root=str(tmp_path), split="train", samples=100, context=10)
+
+
+def test_the_pixels_are_those_of_a_decoder_without_limits(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (33, 47, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    assert torch.equal(read_image(tmp_path / "a.png"), torch.from_numpy(noise).movedim(-1, 0))
