@@ -139,7 +139,7 @@ def _try_options(make: Callable[..., Any], settings: Mapping[str, Any], groups: 
     for group in groups:
         options = {key: value for key, value in group.items() if key not in ("name", "params")}
         try:
-            make([nn.Parameter(torch.zeros(1, 1))], **{**settings, **options}) if options else None
+            make([nn.Parameter(torch.eye(1))], **{**settings, **options}) if options else None
         except (ValueError, TypeError, RuntimeError) as error:
             problem = _explained(error, options, _where(group))
             problems[problem.path] = problem

@@ -39,16 +39,16 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     share = {one.name for one in named_parameters(model, prefixes)}
     _require_parts(model, prefixes)
     taken, options, factors = _rules(model, rules, every)
-    groups: dict[tuple[str, float], dict[str, Any]] = {}
+    groups: dict[tuple[str, float | None], dict[str, Any]] = {}
     for one in every:
         if one.name not in share or not one.parameter.requires_grad:
             continue
         rule = taken.get(one.name, REST)
-        factor = factors.get(one.name, 1.0)
+        factor = factors.get(one.name)
         group = groups.get((rule, factor))
         if group is None:
             group = groups[rule, factor] = {"name": rule, "params": [], **options.get(rule, {})}
-            if factors:
+            if factor is not None:
                 group["name"] = f"{rule} x {factor:.4g}"
                 _multiply(group, factor)
         group["params"].append((one.name, one.parameter))
@@ -103,7 +103,7 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
             )
         elif not isinstance(frozen, bool):
             problems.append(Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false"))
-        elif not _possible(settings.get("lr_factor", 1.0)):
+        elif "lr_factor" in settings and not _possible(settings["lr_factor"]):
             problems.append(Problem(f"{path}.lr_factor", "is not a possible factor", settings["lr_factor"], "a number of at least 0"))
         elif "lr" in settings and "lr_factor" in settings:
             problems.append(Problem(path, "gives both lr and lr_factor", expected="one of the two"))

@@ -51,7 +51,7 @@ class Named:
 
 def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Named]:
     """The parameters in the model's order, shared ones once, those below `prefixes` only (none: all)."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(model.named_modules())
     every = [Named(name, parameter, holder(modules, name)) for name, parameter in model.named_parameters()]
     return [one for one in every if not prefixes or any(one.name == prefix or one.name.startswith(f"{prefix}.") for prefix in prefixes)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,7 +49,7 @@ def load_weights(
     *,
     sha256: str | None = None,
     into: str | None = None,
-    strict: bool = True,
+    strict: bool,
     exclude: Sequence[str] | str = (),
     parametrise: Callable[[], object] = lambda: None,
 ) -> Loaded:
@@ -95,8 +94,7 @@ def _located(file: str) -> Path:
     path = Path(file).expanduser()
     path = path / "state.pt" if path.is_dir() else path
     if not path.is_file():
-        near = [str(path.parent / other.name) for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = nearest(str(path), near) if near else f"the folder {path.parent} does not exist"
+        hint = nearest(str(path), map(str, path.parent.iterdir())) if path.parent.is_dir() else f"the folder {path.parent} does not exist"
         raise ConfigError(Problem(PATH, "the file does not exist", str(file), hint=hint))
     return path
 
@@ -119,7 +117,7 @@ def _read(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
         raise ConfigError(Problem(PATH, f"contains more than tensors and plain values, or is damaged: {error}", str(path), "a state_dict", hint)) from None
-    except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError, KeyError, OSError) as error:
+    except Exception as error:
         reason = first_line(error)
         raise ConfigError(Problem(PATH, f"cannot be read: {reason}", str(path), "a state_dict written by torch.save, or a .safetensors file")) from None
 

@@ -70,11 +70,11 @@ def choose_checkpoint(folder: Path, which: str) -> Kept:
     if which == "best":
         link = folder / "best"
         return next((one for one in kept if link.exists() and one.path.samefile(link)), kept[-1])
-    match = [one for one in kept if str(one.step) == which]
-    if not match:
-        steps = ", ".join(str(one.step) for one in kept)
-        raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"best, last, or one of {steps}"))
-    return match[0]
+    for one in kept:
+        if str(one.step) == which:
+            return one
+    steps = ", ".join(str(one.step) for one in kept)
+    raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"best, last, or one of {steps}"))
 
 
 def _metrics(path: Path) -> Mapping[str, float] | None:

@@ -46,7 +46,7 @@ class Checkpoints:
         self._keep_best = keep_best
         self._keep_every = keep_every_steps
         self._monitor = monitor
-        self._sign = 1.0 if mode == "min" else -1.0
+        self._mode = mode
         self._background = background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -154,8 +154,12 @@ class Checkpoints:
                 shutil.rmtree(one.path, ignore_errors=True)
 
     def _best_first(self, kept: list[Kept]) -> list[Kept]:
-        scored = [(self._sign * one.metrics[self._monitor], one) for one in kept if one.metrics and self._monitor in one.metrics]
-        return [one for _, one in sorted(scored, key=lambda entry: (math.inf if math.isnan(entry[0]) else entry[0], math.isnan(entry[0]), entry[1].step))]
+        def rank(one: Kept) -> tuple[float, bool, int]:
+            value = (one.metrics or {})[self._monitor]
+            worse = value if self._mode == "min" else -value
+            return math.inf if math.isnan(worse) else worse, math.isnan(worse), one.step
+
+        return sorted((one for one in kept if one.metrics and self._monitor in one.metrics), key=rank)
 
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename what lies beyond `step`: damaged ones, when an older one is resumed from. Leftovers of interrupted writes are removed.
@@ -172,7 +176,7 @@ def _disk_is_full(folder: Path) -> bool:
     """Whether a checkpoint's worth of bytes cannot be written: asked once torch.save has failed and its part of a file is gone."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
-            os.posix_fallocate(probe.fileno(), 0, 64 * 2**20)
+            os.posix_fallocate(probe.fileno(), 0, 1 << 26)
     except OSError as error:
         return error.errno == errno.ENOSPC
     return False

@@ -73,7 +73,7 @@ class Bucket:
     def __init__(self, parameters: Sequence[nn.Parameter], *, shards: int) -> None:
         self.parameters = list(parameters)
         first = self.parameters[0]
-        step = max(ALIGNMENT // first.element_size(), 1)
+        step = ALIGNMENT // first.element_size()
         self._offsets, end = list[int](), 0
         for parameter in self.parameters:
             self._offsets.append(end)

@@ -23,52 +23,46 @@ import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPLAINED = Path(__file__).with_name("explained.toml")
-STEPS, RESUMING = "tests/steps/test_steps.py", "tests/runner/test_resuming.py"
-PARTS = "tests/runner/test_parts_of_training.py"
+STEPS, RESUMING, FAILURES = "tests/steps/test_steps.py", "tests/runner/test_resuming.py", "tests/runner/test_failures.py"
+PARTS, SEVERAL, FROZEN = "tests/runner/test_parts_of_training.py", "tests/runner/test_several_optimizers.py", "tests/runner/test_frozen.py"
+SUMS = ["tests/runner/test_tree_sum.py", "tests/runner/test_replicas.py", STEPS]
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
+INITIAL = ["tests/runner/test_initialise.py", "tests/runner/test_weight_files.py"]
+HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_is_held_where_it_is_frozen_as_a_whole", "test_what_cannot_be_meant_is_refused")]
 TESTS = {
-    "training/loop.py": [STEPS, "tests/runner/test_several_optimizers.py", "tests/runner/test_failures.py", RESUMING],
-    **{
-        f"training/{name}.py": [
-            PARTS,
-            STEPS,
-            RESUMING,
-            "tests/runner/test_several_optimizers.py",
-            "tests/runner/test_verify.py",
-            "tests/runner/test_failures.py",
-        ]
-        for name in ("run", "progress", "recorder", "due", "state", "batches")
-    },
-    "training/phase.py": [PARTS, STEPS, "tests/runner/test_several_optimizers.py"],
+    "training/loop.py": [f"{SEVERAL}::test_a_trace_of_every_third_step_says_of_it_what_one_of_all_says", STEPS, SEVERAL, RESUMING, FAILURES],
+    **{f"training/{name}.py": [PARTS, STEPS, RESUMING] for name in ("run", "progress", "recorder", "due", "state", "batches")},
+    "training/phase.py": [PARTS, STEPS],
     "training/finite.py": [PARTS, "tests/runner/test_finite.py"],
-    "strategies/tree.py": ["tests/runner/test_tree_sum.py", STEPS],
-    "strategies/replicas.py": ["tests/runner/test_tree_sum.py", STEPS, "tests/runner/test_any_number_of_ranks.py"],
-    "processes/packing.py": ["tests/runner/test_packing.py", STEPS],
+    "strategies/tree.py": SUMS,
+    "strategies/replicas.py": [*SUMS[1:], "tests/runner/test_any_number_of_ranks.py"],
+    "processes/packing.py": ["tests/runner/test_packing.py"],
     **{
-        f"records/{name}.py": ["tests/runner/test_checkpoints.py", RESUMING, "tests/runner/test_resume_from.py", "tests/runner/test_failures.py"]
+        f"records/{name}.py": ["tests/runner/test_checkpoint_writing.py", "tests/runner/test_checkpoints.py", RESUMING]
         for name in ("checkpoint", "checkpoint_writer")
     },
-    "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_loading.py", RESUMING],
-    "data/plan.py": ["tests/runner/test_plan_and_order.py", "tests/runner/test_sharding.py", STEPS],
-    "optim/build.py": [*OPTIM, STEPS],
-    "optim/groups.py": [*OPTIM, STEPS],
-    "optim/matching.py": [*OPTIM, "tests/runner/test_initialise.py"],
-    "optim/initialise.py": ["tests/runner/test_initialise.py"],
-    "optim/frozen.py": ["tests/runner/test_frozen.py"],
-    "optim/weights.py": ["tests/runner/test_initialise.py"],
-    "optim/parametrise.py": ["tests/runner/test_initialise.py"],
+    "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_loading.py"],
+    "data/plan.py": ["tests/runner/test_plan_and_order.py"],
+    "optim/build.py": OPTIM,
+    "optim/groups.py": [*OPTIM[::-1], *HELD],
+    "optim/matching.py": [*OPTIM[::-1], INITIAL[0]],
+    "optim/initialise.py": INITIAL,
+    "optim/frozen.py": [*HELD, FROZEN],
+    "optim/weights.py": INITIAL[::-1],
+    "optim/parametrise.py": INITIAL[:1],
     **{
         f"optim/schedules/{name}.py": ["tests/runner/test_schedules_over_settings.py", "tests/runner/test_schedules.py"]
         for name in ("base", "decay", "warmup", "one_cycle", "combine", "plateau", "adapter")
     },
 }
-"""Files below runner/, and the tests that are to find what is wrong in them."""
+"""Files below runner/, and the tests that are to find what is wrong in them, the quickest first."""
 
 OPERATORS = (
     *(
@@ -183,6 +177,10 @@ def _failure(test: str, copy: Path) -> str | None:
     return "it hangs" if hangs else test if fork.exitcode else None
 
 
+def _failing(tests: list[str], copy: Path) -> list[str]:
+    return [test for test in tests if _failure(test, copy)]
+
+
 def _end(session: int | None) -> None:
     """End what a fork has started, and itself."""
     try:
@@ -222,8 +220,10 @@ def main() -> int:
         copies = [Path(temporary) / str(number) for number in range(given.jobs)]
         for copy in copies:
             shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__"))
-        broken = [test for test in dict.fromkeys(test for file in files for test in TESTS[file]) if _failure(test, copies[0])]
-        if broken:
+        needed = list(dict.fromkeys(test for file in files for test in TESTS[file]))
+        with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("fork")) as at_once:
+            shares = list(at_once.map(_failing, [needed[number :: given.jobs] for number in range(given.jobs)], copies))
+        if broken := [test for share in shares for test in share]:
             print("the tests fail without a mutant:", *broken, sep="\n  ")
             return 1
         forks = multiprocessing.get_context("fork")
@@ -284,6 +284,9 @@ def _report(files: list[str], outcomes: list[dict[str, Any]], before: list[dict[
         print(
             f"{'explained' if reason else 'survives'}: runner/{one['file']}:{one['line']} ({one['operator']}): {one['change']}", f"    {reason or ''}".rstrip()
         )
+    for one in outcomes:
+        if one["found by"] is not None and one["change"] in reasons.get(one["file"], {}):
+            print(f"found, so there is nothing to explain: runner/{one['file']}:{one['line']}: {one['change']}")
     explained = sum(one["change"] in reasons.get(one["file"], {}) for one in survivors)
     found = len(outcomes) - len(survivors)
     if before:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torchvision
 import yaml
+from omegaconf import OmegaConf
 from torch import nn
 
 from samewise.runner.data import streams
@@ -256,9 +257,11 @@ def test_weights_of_a_plain_and_of_a_parametrised_model_both_load_into_a_paramet
     first, second = network(), network()
     initialise(first, settings)
     assert torch.allclose(first[3].weight, other_weights()["3.weight"], atol=1e-6)
+    assert nn.utils.parametrize.is_parametrized(first[3], "weight")
     torch.save(first.state_dict(), tmp_path / "weights.pt")
     initialise(second, settings)
     assert same(dict(first.state_dict()), dict(second.state_dict()))
+    assert len(second[3].parametrizations.weight) == 1
 
 
 def test_frozen_parameters_need_no_gradient() -> None:
@@ -295,6 +298,13 @@ WRONG = [
         "n_power_iterations",
     ),
     ({"parametrisations": {"a": {"match": "norm", "kind": "orthogonal"}}}, "initialise.parametrisations.a", "cannot make orthogonal of 1.weight"),
+    ({"parametrisations": {"a": 3}}, "initialise.parametrisations.a", "is not a rule"),
+    ({"parametrisations": {"a": {"match": "linear", "kind": "weight_norm", "no": 1, "nor": 2}}}, "initialise.parametrisations.a.no", "not an argument"),
+    (rules(a=3), "initialise.rules.a", "not a rule"),
+    (rules(a={"match": "linear", "weight": {"method": "zeross"}}), "initialise.rules.a.weight.method", "did you mean 'zeros'"),
+    (rules(a={"match": "linear", "weight": {"method": "normal", "sdt": 1, "no": 2}}), "initialise.rules.a.weight.sdt", "did you mean 'std'"),
+    (rules(a={"match": "linear", "weight": {"method": "uniform", "a": 1, "b": 0}}), "initialise.rules.a", "cannot initialise 3.weight"),
+    (rules(a={"match": "linear", "weight": {"method": "constant", "val": "x"}}), "initialise.rules.a", "cannot initialise 3.weight"),
 ]
 
 
@@ -303,3 +313,31 @@ def test_a_setting_that_cannot_be_meant_is_told_at_its_key(settings: dict[str, A
     with pytest.raises(ConfigError, match=message) as caught:
         initialise(network(), settings)
     assert [problem.path for problem in caught.value.problems] == [path]
+
+
+def test_all_wrong_rules_are_told_at_once_and_each_with_its_value() -> None:
+    with pytest.raises(ConfigError) as caught:
+        initialise(network(), rules(a={"match": "embedding", "weight": "zeros"}, b={"match": ["*.bias"], "weight": "zeros"}))
+    assert [(problem.path, problem.expected) for problem in caught.value.problems][1:] == [("initialise.rules.b", "such as 0.bias")]
+    with pytest.raises(ConfigError) as caught:
+        initialise(network(), rules(a={"match": "linear", "weight": {"method": "normal", "sdt": 1, "no": 2}}))
+    assert caught.value.problems[0].value == 1
+    with pytest.raises(ConfigError) as caught:
+        initialise(network(), {"parametrisations": {"a": {"match": "linear", "kind": "spectral_norm", "n_power_iteration": 1, "no": 2}}})
+    assert (caught.value.problems[0].value, caught.value.problems[0].hint) == (1, "did you mean 'n_power_iterations'?")
+
+
+def test_a_rule_or_a_parametrisation_that_is_null_is_left_out_and_those_after_it_are_not() -> None:
+    model = network()
+    done = initialise(
+        model, rules(a=None, b={"match": "linear", "weight": "zeros"}) | {"parametrisations": {"a": None, "b": {"match": "0.*", "kind": "weight_norm"}}}
+    )
+    assert done.rules == {"b": 1}
+    assert nn.utils.parametrize.is_parametrized(model[0], "weight")
+
+
+def test_settings_may_come_as_a_node_of_a_config() -> None:
+    model = network()
+    given = {"rules": [{"match": ["linear"], "weight": {"method": "constant", "val": 2.0}}], "frozen": ["0.*"]}
+    assert initialise(model, OmegaConf.create(given)).frozen == ("0.weight", "0.bias")
+    assert model[3].weight.unique().tolist() == [2.0]

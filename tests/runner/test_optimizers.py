@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError
@@ -132,9 +135,13 @@ WRONG = [
     (sgd(momentun=0.9), {}, "optimizer", "momentun"),
     ({"_target_": "torch.optim.LBFGS"}, {}, "optimizer", "several times per step"),
     ({"_target_": "torch.optim.Muon"}, {}, "optimizer", r"not 0.bias \[8\], 1.weight \[8\], 1.bias \[8\], 2.bias \[3\]"),
-    ({"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 3}, {}, "optimizer", "in_features|Linear|multiple values"),
+    ({"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 3}, {}, "optimizer._target_", "is not an optimizer"),
     (sgd(), {"norms": {"match": "norm", "weight_dcay": 0}}, "param_groups.norms.weight_dcay", "did you mean 'weight_decay'"),
     (sgd(), {"norms": {"match": "norm", "lr": -3.0}}, "param_groups.norms.lr", "Invalid learning rate"),
+    (sgd(fused=True, foreach=True), {}, "optimizer", "cannot be `True` together"),
+    (sgd(), {"norms": {"match": "norm", "fused": True, "foreach": True}}, "param_groups.norms", "cannot be `True` together"),
+    (sgd(), {"norms": {"match": "norm", "weight_decay": "much"}}, "param_groups.norms", "not supported"),
+    (sgd(lr="fast"), {"norms": {"match": "norm", "lr_factor": 2}}, "optimizer.lr", "is needed by lr_factor"),
 ]
 
 
@@ -143,6 +150,109 @@ def test_what_cannot_be_is_told_at_its_key(node: dict[str, Any], rules: dict[str
     with pytest.raises(ConfigError, match=message) as caught:
         build(node, network(), rules)
     assert [problem.path for problem in caught.value.problems] == [path]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(("generator", "critic", "other"), ["optimizer.other"]), (("generator",), ["optimizer"]), ((), ["optimizer", "optimizer"])],
+)
+def test_a_phase_too_many_and_one_too_few_are_each_an_error(given: tuple[str, ...], expected: list[str]) -> None:
+    model = nn.ModuleDict({"critic": nn.Linear(2, 2), "generator": nn.Linear(2, 2)})
+    with pytest.raises(ConfigError) as caught:
+        build({name: sgd() for name in given}, model, phases=PHASES)
+    assert [problem.path for problem in caught.value.problems] == expected
+
+
+def test_a_factor_multiplies_the_optimizers_own_learning_rate_where_none_is_given() -> None:
+    made = build({"_target_": "torch.optim.Adam"}, network(), {"head": {"match": "2.*", "lr_factor": 10}})["train"]
+    assert [group["lr"] for group in made.param_groups] == [0.001, 0.01]
+
+
+@pytest.mark.parametrize(("count", "more"), [(4, ""), (5, ""), (6, ", and 1 more"), (8, ", and 3 more")])
+def test_five_of_the_parameters_that_muon_cannot_train_are_named(count: int, more: str) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.zeros([1] * dims)) for dims in (2, *([1, 3, 4, 0] * 2)[:count])])
+    with pytest.raises(ConfigError) as caught:
+        build({"_target_": "torch.optim.Muon"}, model)
+    named = [f"{number} {list(parameter.shape)}" for number, parameter in enumerate(model)][1:6][:count]
+    assert caught.value.problems[0].message == f"Muon only trains matrices, not {', '.join(named)}{more}"
+
+
+class Ours(torch.optim.SGD):
+    """An optimizer of somebody's own; its learning rate has no default, and it counts how often one is made."""
+
+    made = 0
+
+    def __init__(self, params: Any, lr: float, kind: str = "plain", betas: tuple[float, ...] = (), foreach: bool | None = None) -> None:
+        super().__init__(params, lr=lr, foreach=foreach)
+        self.kind, self.betas = kind, betas
+        type(self).made += 1
+
+
+def own(make: Any, rules: dict[str, Any] | None = None, **settings: Any) -> Any:
+    partial = functools.partial(make, **settings)
+    return build_optimizers({"_target_": "lab.Ours"}, rules, network(), (Phase(),), instantiate=lambda node, path: partial)["train"]
+
+
+def test_an_optimizer_of_ones_own_is_made_once_with_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ours, "made", 0)
+    made = own(Ours, {"norms": {"match": "norm", "lr": 0.5}}, lr=0.1, kind="odd", betas=[0.5, 0.9])
+    assert (Ours.made, made.kind, made.betas) == (1, "odd", (0.5, 0.9))
+    assert [group["lr"] for group in made.param_groups] == [0.1, 0.5]
+    assert implementation(made) == "loop"
+    with pytest.raises(ConfigError, match=r"optimizer.lr: is needed by lr_factor"):
+        own(Ours, {"norms": {"match": "norm", "lr_factor": 2}})
+
+
+def test_an_optimizer_may_be_made_by_a_function() -> None:
+    def makes(params: Any, lr: float = 0.2, fused: bool | None = None) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=lr, fused=fused)
+
+    made = own(makes, {"norms": {"match": "norm", "lr_factor": 2}})
+    assert [group["lr"] for group in made.param_groups] == [0.2, 0.4]
+    assert implementation(made) == "fused"
+
+
+def test_what_is_no_optimizer_waiting_for_its_parameters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not an optimizer waiting"):
+        build_optimizers(sgd(), None, network(), (Phase(),), instantiate=lambda node, path: torch.optim.SGD)
+    with pytest.raises(ConfigError, match="makes no optimizer"):
+        own(lambda params, lr=0.1: object())
+
+
+def test_the_arithmetic_is_chosen_only_where_the_config_leaves_it_open() -> None:
+    assert implementation(build(sgd(differentiable=True), network())["train"]) == "loop"
+    assert implementation(build({"_target_": "torch.optim.Adadelta"}, network())["train"]) == "loop"
+    assert build({"_target_": "torch.optim.Adadelta"}, network())["train"].defaults["foreach"] is False
+
+
+def test_shards_have_fused_arithmetic_where_torch_has_it_for_them() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = network()
+        distribute_module(model, init_device_mesh("cpu", (1,)))
+        found = {name: build({"_target_": f"torch.optim.{name}"}, model)["train"] for name in ("Adam", "AdamW", "SGD", "Adagrad")}
+        assert {name: implementation(made) for name, made in found.items()} == {"Adam": "fused", "AdamW": "fused", "SGD": "loop", "Adagrad": "loop"}
+        assert found["SGD"].defaults["foreach"] is False
+        assert own(functools.partial(torch.optim.SGD, momentum=0.5)).defaults["fused"]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_description_has_each_groups_options_and_neither_its_parameters_nor_what_it_began_with() -> None:
+    made = build(sgd(momentum=0.5), network(), {"norms": {"match": "norm", "weight_decay": 0.25}})
+    for group in made["train"].param_groups:
+        group["initial_lr"] = 3.0
+    options = {"lr": 0.1, "momentum": 0.5, "dampening": 0, "nesterov": False, "maximize": False, "differentiable": False}
+    assert describe(made) == {
+        "train": {
+            "class": "SGD",
+            "implementation": "fused",
+            "groups": [
+                {"name": "rest", "tensors": 4, "elements": 83, "weight_decay": 0, **options},
+                {"name": "norms", "tensors": 2, "elements": 16, "weight_decay": 0.25, **options},
+            ],
+        }
+    }
 
 
 @pytest.mark.gpu

@@ -105,6 +105,39 @@ def test_layer_decay_multiplies_the_learning_rate_of_each_block(resnet: nn.Modul
     assert len({group["name"] for group in groups}) == len(groups)
 
 
+def test_layer_decay_multiplies_a_rules_own_rate_and_factor_too() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
+    rules = {"layers": {"layer_decay": 0.5}, "first": {"match": "0.*", "lr_factor": 10}, "second": {"match": "1.*", "lr": 0.3}}
+    groups = parameter_groups(model, rules)
+    assert [(group["name"], group.get("lr"), group.get("lr_factor")) for group in groups] == [
+        ("first x 0.25", None, 2.5),
+        ("second x 0.5", 0.15, None),
+        ("rest x 1", None, 1.0),
+    ]
+
+
+@pytest.mark.parametrize("factor", [0, 0.5, 1, 3])
+def test_any_number_from_0_is_a_factor(factor: float) -> None:
+    groups = by_name(parameter_groups(nn.Linear(2, 2), {"biases": {"match": "bias", "lr_factor": factor}}))
+    assert groups["biases"]["lr_factor"] == factor
+    assert "lr_factor" not in groups["rest"]
+    parameter_groups(nn.Linear(2, 2), {"layers": {"layer_decay": factor}})
+
+
+def test_a_rule_that_is_null_is_left_out_and_those_after_it_are_not() -> None:
+    groups = by_name(parameter_groups(nn.Linear(2, 2), {"none": None, "biases": {"match": "bias", "lr": 1.0}}))
+    assert set(groups) == {"biases", "rest"}
+
+
+def test_where_nothing_is_left_to_train_the_part_is_named() -> None:
+    model = nn.ModuleDict({"generator": nn.Linear(2, 2), "critic": nn.Linear(2, 2)})
+    rules = {"a": {"match": "critic.*", "frozen": True}}
+    with pytest.raises(ConfigError, match="no parameter below critic is left to train"):
+        parameter_groups(model, rules, prefixes=("critic",))
+    with pytest.raises(ConfigError, match="no parameter is left to train"):
+        parameter_groups(model, {"a": {"match": "*", "frozen": True}})
+
+
 def test_shared_parameters_are_taken_once_under_their_first_name() -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(4, 3), "out": nn.Linear(3, 4, bias=False)})
     model["out"].weight = model["embed"].weight
@@ -137,6 +170,17 @@ WRONG = [
     ({"a": {"match": "norm", "lr_factor": 1, "lr": 1}}, "param_groups.a", "both lr and lr_factor"),
     ({"a": {"layer_decay": "much"}}, "param_groups.a", "layer-wise decay"),
     ({"a": {"match": "re:.", "frozen": True}}, "param_groups", "no parameter is left to train"),
+    ({"a": {"match": [""]}}, "param_groups.a.match", "not a pattern"),
+    ({"a": {"match": ["norm", 3]}}, "param_groups.a.match", "not a pattern"),
+    ({"a": {"match": ["layer5.*", "embedding"]}}, "param_groups.a.match", r"did you mean 'layer\d\.\*'"),
+    ({"a": {"match": "type:torch.optim.Linear"}}, "param_groups.a.match", "did you mean 'type:Linear'"),
+    ({"a": {"match": "norm", "lr_factor": True}}, "param_groups.a.lr_factor", "at least 0"),
+    ({"a": {"match": "norm", "lr_factor": -0.5}}, "param_groups.a.lr_factor", "at least 0"),
+    ({"a": {"match": "norm", "lr_factor": "much"}}, "param_groups.a.lr_factor", "at least 0"),
+    ({"a": {"layer_decay": -0.5}}, "param_groups.a", "layer-wise decay"),
+    ({"a": {"layer_decay": 0.5, "lr": 1.0}}, "param_groups.a", "layer-wise decay"),
+    ({"a": {"layer_decay": 0.5, "match": "norm"}}, "param_groups.a", "not a rule"),
+    ({"a": {"match": "norm", "frozen_statistics": "train"}}, "param_groups.a.frozen_statistics", "does not freeze anything"),
 ]
 
 
@@ -151,6 +195,14 @@ def test_all_wrong_rules_are_told_at_once(resnet: nn.Module) -> None:
     with pytest.raises(ConfigError) as caught:
         parameter_groups(resnet, {"a": {"match": "embedding"}, "b": {"match": "norm"}, "c": {"match": "fd.*"}, "d": 3})
     assert [problem.path for problem in caught.value.problems] == ["param_groups.a.match", "param_groups.c.match", "param_groups.d"]
+    with pytest.raises(ConfigError) as caught:
+        parameter_groups(resnet, {"d": 3, "layers": {"layer_decay": -1}, "c": {"match": "fd.*"}})
+    assert [problem.path for problem in caught.value.problems] == ["param_groups.d", "param_groups.layers", "param_groups.c.match"]
+
+
+def test_a_kind_of_which_the_model_has_none_is_told_as_that() -> None:
+    with pytest.raises(ConfigError, match="the model has none: set this rule to null"):
+        parameter_groups(nn.Linear(2, 2, bias=False), {"a": {"match": "bias"}})
 
 
 CHOICES = sorted((Path(__file__).parents[2] / "configs" / "param_groups").glob("*.yaml"))

@@ -13,6 +13,7 @@ import torch
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.trace import read_trace
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
@@ -82,3 +83,24 @@ def test_the_trace_digests_the_gradients_of_every_phase(run):
     names = [name for name, _ in run.model.named_parameters()]
     digests = run.recorder.trace.last["layers"]["gradients"]
     assert len({digests[8 * place : 8 * place + 8] for place in range(len(names))}) == len(names), "each had a gradient of its own"
+
+
+def traced(folder: Path, every: int) -> dict[int, dict[str, str]]:
+    """Six steps' lines, less what depends on the lines before."""
+    made = build(compose([*GAN, f"trace.every_steps={every}"], project=Project(Path.cwd())), Project(Path.cwd()), RunFolder(folder))
+    folder.mkdir()
+    made.recorder.trace.open(0, 0)
+    batches = training_batches(made)
+    for _ in range(6):
+        made.recorder.record(train_step(made, next(batches)))
+    made.recorder.trace.close()
+    return {
+        step: {stage: line[stage] for stage in ("batch", "input", "loss", "gradients", "weights")}
+        for step, line in read_trace(folder / "trace.jsonl")[1].items()
+    }
+
+
+def test_a_trace_of_every_third_step_says_of_it_what_one_of_all_says(tmp_path):
+    every, third = traced(tmp_path / "every", 1), traced(tmp_path / "third", 3)
+    assert list(every) == [1, 2, 3, 4, 5, 6]
+    assert third == {step: every[step] for step in (3, 6)}

@@ -61,3 +61,12 @@ def test_a_generator_of_its_own_does_not_touch_the_global_one():
     torch.manual_seed(1)
     torch.randperm(10, generator=streams.generator(0, "order", 0))
     assert torch.rand(()) == expected
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_each_generator_is_seeded_by_as_much_of_the_key_as_it_takes(number):
+    key = streams.key(7, "sample", number)
+    streams.enter(7, "sample", number)
+    expected = random.Random(key).random(), np.random.RandomState(key % 2**32).rand(), torch.rand((), generator=torch.Generator().manual_seed(key)).item()
+    assert drawn() == expected
+    assert torch.equal(torch.rand(3, generator=streams.generator(7, "sample", number)), torch.rand(3, generator=torch.Generator().manual_seed(key)))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from samewise.runner.strategies.base import Tally, add_tallies
-from samewise.runner.strategies.tree import Bucket, ReplicaBuffers
+from samewise.runner.strategies.tree import Bucket, ReplicaBuffers, additions, buckets, subtrees
 
 
 def tree(values: list[torch.Tensor]) -> torch.Tensor:
@@ -32,14 +32,92 @@ def test_gradients_are_added_as_a_tournament(replicas):
     assert torch.equal(torch.cat([parameter.grad.reshape(-1) for parameter in parameters]), tree(seen))
 
 
+@pytest.mark.parametrize("replicas", range(1, 14))
+def test_ranks_carry_subtrees_whose_sums_add_up_to_the_tournaments(replicas):
+    values = [torch.randn(100, generator=torch.Generator().manual_seed(number)) * 3.0**number for number in range(replicas)]
+    for ranks in range(1, replicas + 1):
+        parts = subtrees(replicas, ranks)
+        assert len(parts) == ranks
+        assert [number for part in parts for number in part] == list(range(replicas))
+        if (replicas / ranks).hex().startswith("0x1.0000000000000p"):
+            assert {len(part) for part in parts} == {replicas // ranks}, "a power of two each"
+        sums = [tree([values[number] for number in part]) for part in parts]
+        for left, right in additions(parts):
+            sums[left] = sums[left] + sums[right]
+        assert torch.equal(sums[0], tree(list(values)))
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_more_ranks_than_replicas_cannot_carry_them_nor_can_none(ranks):
+    with pytest.raises(AssertionError):
+        subtrees(2, ranks)
+
+
+def test_a_step_leaves_nothing_to_the_next_and_its_buffers_are_taken_again():
+    used, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))
+    bucket, made = Bucket([used, other], shards=1), []
+    new = bucket.new_buffer
+    bucket.new_buffer = lambda: made.append(1) or new()
+    for step in range(4):
+        assert (bucket.added, bucket.touched) == (0, [False, False])
+        for number in range(8):
+            used.grad, other.grad = torch.full((3,), 1.0 + step), torch.ones(2) if step == 1 else None
+            bucket.add()
+            assert bucket.added == number + 1
+        bucket.give_back(bucket.total(), bucket.touched)
+        assert used.grad.tolist() == [8.0 * (1 + step)] * 3
+        assert (other.grad is None) == (step != 1)
+    assert len(made) == 4, "log2(8) + 1"
+    used.grad = other.grad = None
+
+
+def test_a_replica_without_samples_counts_as_zeros_and_marks_that_do_not_fit_are_an_error():
+    one = nn.Parameter(torch.zeros(3))
+    bucket = Bucket([one], shards=1)
+    one.grad = torch.ones(3)
+    bucket.add()
+    bucket.add_nothing()
+    with pytest.raises(ValueError, match="argument"):
+        bucket.give_back(bucket.total(), [True, True])
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "expected"),
+    [
+        (4096 / MIB, [[3], [2], [1], [0]]),
+        (4096.5 / MIB, [[3, 2], [1], [0]]),
+        (8192 / MIB, [[3, 2], [1], [0]]),
+        (1, [[3, 2], [1], [0]]),
+        (0.0, [[3], [2], [1], [0]]),
+    ],
+)
+def test_buckets_are_filled_from_the_last_parameter_up_to_their_size_and_hold_one_type(megabytes, expected):
+    parameters = [nn.Parameter(torch.zeros(1024, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.float32, torch.float32)]
+    number = {id(parameter): place for place, parameter in enumerate(parameters)}
+    made = buckets(parameters, megabytes=megabytes, shards=1)
+    assert [[number[id(parameter)] for parameter in bucket.parameters] for bucket in made] == expected
+
+
+@pytest.mark.parametrize("megabytes", [0.5, 1, 2, 3])
+def test_a_buckets_size_is_in_mebibytes(megabytes):
+    with torch.device("meta"):
+        parameters = [nn.Parameter(torch.zeros(MIB // 16)) for _ in range(24)]
+    made = buckets(parameters, megabytes=megabytes, shards=1)
+    assert [len(bucket.parameters) for bucket in made] == [4 * megabytes] * int(6 / megabytes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_each_gradient_is_aligned_as_if_alone_and_the_whole_is_a_multiple_of_the_shards(shards):
-    bucket = Bucket([nn.Parameter(torch.zeros(count)) for count in (3, 129, 1, 500)], shards=shards)
+def test_each_gradient_is_aligned_as_if_alone_and_the_whole_is_a_multiple_of_the_shards(shards, dtype):
+    bucket = Bucket([nn.Parameter(torch.zeros(count, dtype=dtype), requires_grad=False) for count in (3, 129, 1, 500)], shards=shards)
     flat = bucket.new_buffer()
     start = flat.tensor.data_ptr()
     assert [(view.data_ptr() - start) % 512 for view in flat.views] == [0, 0, 0, 0]
     assert bucket.length % shards == 0
-    assert bucket.length >= 3 + 129 + 1 + 500
+    assert 0 <= bucket.length * dtype.itemsize - sum(-(-count * dtype.itemsize // 512) * 512 for count in (3, 129, 1, 500)) < shards * 512
 
 
 def test_a_left_to_right_sum_would_differ():
@@ -74,6 +152,23 @@ def test_batch_norm_follows_replica_0_and_each_replica_starts_alike():
     buffers.finish()
     assert torch.equal(model.running_mean, alone.running_mean)
     assert torch.equal(model.num_batches_tracked, alone.num_batches_tracked)
+    with pytest.raises(ValueError, match="argument"):
+        buffers.set(buffers.tensors[:1])
+
+
+def test_batch_norm_stays_as_it_was_where_replica_0_is_carried_elsewhere_and_every_step_begins_anew():
+    model = nn.BatchNorm1d(4).train()
+    buffers = ReplicaBuffers(model)
+    for step in range(2):
+        model.running_mean.fill_(step)
+        for replica in (1, 2):
+            buffers.begin(replica)
+            assert model.running_mean.tolist() == [step] * 4
+            model(torch.randn(8, 4))
+        buffers.finish()
+        assert model.running_mean.tolist() == [step] * 4
+    buffers.finish()
+    assert model.running_mean.tolist() == [1] * 4
 
 
 def test_tallies_weigh_by_their_counts():

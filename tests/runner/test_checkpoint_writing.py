@@ -1,0 +1,235 @@
+"""What a checkpoint holds, which are kept, shards, and what is said where one cannot be written or read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
+from samewise.runner.records import checkpoint, shards
+from samewise.runner.records.checkpoint_writer import Checkpoints, _disk_is_full, copy_to_cpu
+from samewise.runner.records.digest import state_digest
+
+
+def keeper(folder: Path, **settings: Any) -> Checkpoints:
+    given = {"keep_last": 2, "keep_best": 1, "keep_every_steps": None, "monitor": "loss", "mode": "min", "background": False} | settings
+    return Checkpoints(folder, **given)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"step": step, "model": {"weight": torch.full((10,), float(step))}}
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [one.step for one in checkpoint.list_checkpoints(folder)]
+
+
+def best(folder: Path) -> str:
+    return (folder / "best").resolve().name
+
+
+@pytest.mark.parametrize(("mode", "first"), [("min", 2), ("max", 4)])
+def test_the_best_is_by_the_monitored_metric_and_of_equal_ones_the_first(tmp_path: Path, mode: str, first: int) -> None:
+    kept = keeper(tmp_path, mode=mode, keep_last=1, keep_best=2)
+    for step, loss in enumerate([0.5, 0.1, 0.1, 0.9, 0.9, 0.4], start=1):
+        kept.save(step, state(step), {"loss": loss, "other": -step})
+    assert best(tmp_path) == f"step-{first:08d}"
+    assert steps_in(tmp_path) == [first, first + 1, 6]
+
+
+def test_one_without_the_monitored_metric_is_not_the_best(tmp_path: Path) -> None:
+    kept = keeper(tmp_path, keep_last=9)
+    for step, metrics in enumerate([{}, {"other": 0.0}, {"loss": 0.5}, {}], start=1):
+        kept.save(step, state(step), metrics)
+    assert best(tmp_path) == "step-00000003"
+
+
+def test_the_newest_is_kept_even_where_none_is_asked_for(tmp_path: Path) -> None:
+    kept = keeper(tmp_path, keep_last=0, keep_best=0)
+    for step in (1, 2, 3):
+        kept.save(step, state(step), {})
+    assert steps_in(tmp_path) == [3]
+
+
+def test_without_a_best_one_the_last_is_taken_for_it(tmp_path: Path) -> None:
+    kept = keeper(tmp_path, keep_last=4)
+    for step in (1, 2, 3, 4):
+        kept.save(step, state(step), {})
+    assert not (tmp_path / "best").exists()
+    assert checkpoint.choose_checkpoint(tmp_path, "best").step == 4
+
+
+def test_no_checkpoint_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        checkpoint.choose_checkpoint(tmp_path, "last")
+    assert checkpoint.newest_sound(tmp_path) == (None, {}, [])
+
+
+def test_the_manifest_names_the_step_the_file_the_weights_and_the_metrics(tmp_path: Path) -> None:
+    keeper(tmp_path).save(7, state(7), {"loss": 0.5})
+    folder = tmp_path / "step-00000007"
+    written = json.loads((folder / "manifest.json").read_text())
+    assert written == {
+        "format": 1,
+        "step": 7,
+        "sha256": shards.sha256(folder / "state.pt"),
+        "weights": f"{state_digest(state(7)['model']):016x}",
+        "metrics": {"loss": 0.5},
+    }
+
+
+def test_a_damaged_one_is_told_with_the_beginning_of_both_digests(tmp_path: Path) -> None:
+    keeper(tmp_path).save(1, state(1), {})
+    file = tmp_path / "step-00000001" / "state.pt"
+    written = shards.sha256(file)
+    file.write_bytes(b"other")
+    with pytest.raises(DamagedCheckpoint) as caught:
+        checkpoint.load(file.parent)
+    (problem,) = caught.value.problems
+    assert (problem.value, problem.expected) == (f"sha256 {shards.sha256(file)[:16]}...", f"sha256 {written[:16]}...")
+
+
+def test_of_those_older_than_one_that_cannot_be_read_the_newest_is_named(tmp_path: Path) -> None:
+    kept = keeper(tmp_path, keep_last=4)
+    for step in (1, 2, 3, 4):
+        kept.save(step, state(step), {})
+    for step in (3, 4):
+        file = tmp_path / f"step-{step:08d}" / "state.pt"
+        file.unlink()
+        file.symlink_to("/proc/self/mem")
+    with pytest.raises(CheckpointError, match="step-00000002 can be read") as caught:
+        checkpoint.newest_sound(tmp_path)
+    assert [re.findall(r"step-\d+", problem.path) for problem in caught.value.problems] == [["step-00000004"], ["step-00000003"], []]
+
+
+def test_a_copy_is_deep_and_of_the_same_kinds() -> None:
+    weight, numbers = torch.ones(3), [1]
+    held = {"a": [weight, (weight, 2)], "b": {"c": weight}, "d": numbers, "e": None}
+    copied = copy_to_cpu(held)
+    weight.zero_()
+    numbers.append(2)
+    assert [type(copied["a"]), type(copied["a"][1])] == [list, tuple]
+    for one in (copied["a"][0], copied["a"][1][0], copied["b"]["c"]):
+        assert one.tolist() == [1, 1, 1]
+    assert (copied["d"], copied["e"], copied["a"][1][1]) == ([1], None, 2)
+
+
+def test_why_one_cannot_be_written_is_the_systems_own_word(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where a folder should be")
+    with pytest.raises(TrainingError) as caught:
+        keeper(tmp_path / "checkpoints").save(1, state(1), {})
+    assert [problem.message for problem in caught.value.problems] == ["the checkpoint cannot be written: File exists"]
+
+
+@contextlib.contextmanager
+def disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    folder.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("mounting a small file system needs root, and a sandbox that lets it")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # an error may still hold a file of it
+
+
+@pytest.mark.parametrize(("megabytes", "full"), [(1, True), (60, True), (70, False)])
+def test_a_disk_is_full_where_64_mb_cannot_be_written(tmp_path: Path, megabytes: int, full: bool) -> None:
+    with disk(tmp_path / "disk", megabytes) as folder:
+        assert _disk_is_full(folder) is full
+        assert _disk_is_full(folder / "missing") is False
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_is_told_as_that_and_leaves_what_was_there(tmp_path: Path, background: bool) -> None:
+    with disk(tmp_path / "disk", 1) as folder:
+        kept = keeper(folder, background=background)
+        kept.save(1, state(1), {})
+        large = {"model": {"weight": torch.ones(1 << 20)}}
+        if background:
+            kept.save(2, large, {})
+        with pytest.raises(TrainingError, match="cannot be written: No space left on device"):
+            kept.wait() if background else kept.save(2, large, {})
+        assert steps_in(folder) == [1]
+        assert not list(folder.glob(".step*"))
+        assert checkpoint.load(folder / "step-00000001")["step"] == 1
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Iterator[Callable[[Path], Tensor]]:
+    """Writes a checkpoint in shards, of one process; gives the tensor."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def write(folder: Path) -> Tensor:
+        kept = keeper(folder)
+        weight = torch.arange(12.0).reshape(4, 3)
+        mesh = init_device_mesh("cpu", (1,))
+        left, tensors = shards.split({**state(3), "model": {"weight": distribute_tensor(weight, mesh, [Shard(0)])}})
+        (kept.shards_folder(3) / "leftover").write_text("of a write that was cut off")
+        place = kept.shards_folder(3)
+        assert list(place.iterdir()) == []
+        shards.save(tensors, place)
+        kept.save(3, {**left, "shards": shards.digests(place, 0)}, {})
+        return weight
+
+    yield write
+    dist.destroy_process_group()
+
+
+def test_shards_come_back_whole_and_the_manifest_has_no_digest_of_the_rest(tmp_path: Path, sharded: Callable[[Path], Tensor]) -> None:
+    weight = sharded(tmp_path / "checkpoints")
+    folder = tmp_path / "checkpoints" / "step-00000003"
+    assert torch.equal(checkpoint.load(folder)["model"]["weight"], weight)
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "shards", "state.pt"]
+    assert json.loads((folder / "manifest.json").read_text())["weights"] is None
+    assert not list((tmp_path / "checkpoints").glob(".step*"))
+    assert "shards" in checkpoint.read(folder)
+    made: list[list[int]] = []
+
+    def empty(shape: list[int], dtype: torch.dtype) -> Tensor:
+        made.append(shape)
+        return torch.zeros(shape, dtype=dtype)
+
+    assert torch.equal(checkpoint.load_sharded(checkpoint.read(folder), folder, empty)["model"]["weight"], weight)
+    assert made == [[4, 3]]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_damaged_or_missing_shard_is_named_with_its_digest(tmp_path: Path, sharded: Callable[[Path], Tensor], missing: bool) -> None:
+    sharded(tmp_path)
+    (shard,) = tmp_path.glob("step-00000003/shards/*.distcp")
+    digest = shards.sha256(shard)
+    shard.unlink()
+    if not missing:
+        shard.write_bytes(b"other")
+    with pytest.raises(DamagedCheckpoint) as caught:
+        checkpoint.load(tmp_path / "step-00000003")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.expected) == (str(shard), f"sha256 {digest[:16]}...")
+
+
+def test_shards_that_are_intact_and_cannot_be_read_are_no_damage(tmp_path: Path, sharded: Callable[[Path], Tensor]) -> None:
+    sharded(tmp_path)
+    folder = tmp_path / "step-00000003"
+    found = checkpoint.read(folder)
+    (folder / "shards" / ".metadata").write_bytes(b"another version's")
+    with pytest.raises(CheckpointError, match="the shards cannot be read") as caught:
+        checkpoint.load_sharded(found, folder)
+    assert not isinstance(caught.value, DamagedCheckpoint)
+    assert caught.value.problems[0].path == str(folder / "shards")

@@ -1,0 +1,170 @@
+"""The replicas of one process: their gradients' sum, whatever is accumulated, overlapped or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from samewise.runner.errors import TrainingError
+from samewise.runner.strategies.replicas import Carried, Exchange, NoExchange, OneReplica, Replicas
+from samewise.runner.strategies.tree import Flat
+
+
+class Overlapped(Exchange):
+    """Of one process, and as eager as one between several."""
+
+    overlaps = True
+
+    def __init__(self) -> None:
+        self.sums: list[Flat] = []
+
+    def start(self, flat: Flat) -> None:
+        self.sums.append(flat)
+
+    def finish(self) -> list[Flat]:
+        sums, self.sums = self.sums, []
+        return sums
+
+    def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
+        """They are."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.body, self.norm, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(value) * self.frozen)).square().sum()
+
+
+def network() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def batch(step: int, number: int) -> Tensor:
+    return 10.0**number * torch.randn(5, 4, generator=torch.Generator().manual_seed(100 * step + number))
+
+
+def expected(model: Net, step: int, numbers: Sequence[int], accumulate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradients and buffers by a tournament of whole models."""
+    grads, kept, start = [], None, {name: value.clone() for name, value in model.named_buffers()}
+    for replica in range(3):
+        model.load_state_dict(start, strict=False)
+        model.zero_grad()
+        for number in range(replica * accumulate, (replica + 1) * accumulate):
+            if number in numbers:
+                model(batch(step, number)).backward()
+        kept = kept or {name: value.clone() for name, value in model.named_buffers()}
+        grads.append({name: torch.zeros_like(one) if one.grad is None else one.grad.clone() for name, one in model.named_parameters()})
+    return {name: (grads[0][name] + grads[1][name]) + grads[2][name] for name in grads[0]}, kept or {}
+
+
+@pytest.mark.parametrize("exchange", [NoExchange, Overlapped])
+@pytest.mark.parametrize("bucket_mb", [0.0, 1.0])
+@pytest.mark.parametrize(("accumulate", "numbers"), [(1, (0, 1, 2)), (2, (0, 1, 2, 3, 4, 5)), (2, (1, 2, 5)), (1, (0, 2)), (1, (0, 1)), (1, (1,))])
+def test_the_sum_is_that_of_a_tournament_step_for_step(exchange: type[Exchange], bucket_mb: float, accumulate: int, numbers: tuple[int, ...]) -> None:
+    model, other = network(), network()
+    replicas = Replicas(model, range(3), accumulate=accumulate, exchange=exchange(), bucket_mb=bucket_mb)
+    for step in range(3):
+        model.zero_grad()
+        for number in numbers:
+            with replicas.micro_batch(number):
+                model(batch(step, number)).backward()
+        replicas.give_back([replicas.close()])
+        grads, buffers = expected(other, step, numbers, accumulate)
+        other.load_state_dict(buffers, strict=False)
+        for name, parameter in model.named_parameters():
+            if name.startswith(("unused", "frozen")):
+                assert parameter.grad is None
+            else:
+                assert torch.equal(parameter.grad, grads[name]), f"step {step}: {name}"
+        for name, buffer in model.named_buffers():
+            assert torch.equal(buffer, buffers[name]), f"step {step}: {name}"
+        model.head(batch(step, 9)).sum().backward()  # somebody's own, outside of a step: nothing of it is sent
+
+
+def test_nothing_is_added_beyond_the_replicas_that_are_carried() -> None:
+    """Not even a zero, which would make 0 of -0."""
+    weight = nn.Parameter(torch.zeros(3))
+    model = nn.ParameterList([weight])
+    replicas = Replicas(model, range(2), accumulate=1, exchange=NoExchange(), bucket_mb=1.0)
+    for number in range(2):
+        with replicas.micro_batch(number):
+            weight.grad = torch.full((3,), -0.0)
+    replicas.give_back([replicas.close()])
+    assert weight.grad is not None
+    assert torch.signbit(weight.grad).all()
+
+
+def test_a_rank_that_carries_later_replicas_counts_from_its_own_first() -> None:
+    model, other = network(), network()
+    replicas = Replicas(model, range(2, 4), accumulate=2, exchange=Overlapped(), bucket_mb=0.0)
+    for number in range(4, 8):
+        with replicas.micro_batch(number):
+            model(batch(0, number)).backward()
+    replicas.give_back([replicas.close()])
+    start = {name: value.clone() for name, value in other.named_buffers()}
+    grads = []
+    for replica in (2, 3):
+        other.load_state_dict(start, strict=False)
+        other.zero_grad()
+        for number in (2 * replica, 2 * replica + 1):
+            other(batch(0, number)).backward()
+        grads.append(other.body.weight.grad)
+        other.body.weight.grad = None
+    assert torch.equal(model.body.weight.grad, grads[0] + grads[1])
+    assert torch.equal(model.norm.running_mean, start["norm.running_mean"]), "replica 0 is carried elsewhere"
+
+
+def test_a_gradient_after_its_bucket_was_sent_is_told() -> None:
+    model = network()
+    replicas = Replicas(model, range(1), accumulate=1, exchange=Overlapped(), bucket_mb=0.0)
+    with replicas.micro_batch(0):
+        model(batch(0, 0)).backward()
+        model(batch(0, 1)).backward()
+    with pytest.raises(TrainingError, match="had a gradient twice") as caught:
+        replicas.close()
+    assert (caught.value.problems[0].path, caught.value.problems[0].value) == ("strategy.overlap", True)
+
+
+def test_one_process_pads_a_bucket_to_its_alignment_alone() -> None:
+    model = nn.ParameterList([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(200, dtype=torch.float64))])
+    assert Replicas(model, range(1), accumulate=1, exchange=NoExchange(), bucket_mb=1.0).bucket_bytes() == [2048, 512]
+    assert OneReplica().bucket_bytes() == []
+
+
+def test_one_process_does_not_hurry() -> None:
+    started = []
+
+    class Noting(Exchange):
+        def start(self, flat: Flat) -> None:
+            started.append(flat)
+
+        def finish(self) -> list[Flat]:
+            return started
+
+        def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
+            """They are."""
+
+    model = network()
+    replicas = Replicas(model, range(1), accumulate=1, exchange=Noting(), bucket_mb=0.0)
+    with replicas.micro_batch(0):
+        model(batch(0, 0)).backward()
+    assert started == []
+    replicas.close()
+    assert len(started) == 8
+
+
+@pytest.mark.parametrize("kind", [Exchange, Carried])
+def test_what_lacks_a_method_of_its_kind_cannot_be_made(kind: type) -> None:
+    names = {"start", "finish", "follow_first"} if kind is Exchange else {"micro_batch", "close", "give_back"}
+    for name in names:
+        methods = {other: lambda self: None for other in names - {name}}
+        with pytest.raises(TypeError, match=name):
+            type("Unfinished", (kind,), methods)()

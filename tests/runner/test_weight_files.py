@@ -1,0 +1,129 @@
+"""Files of weights: what of a file is told where it does not fit, and what is taken from it where it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.ops.misc import FrozenBatchNorm2d
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.initialise import initialise
+from samewise.runner.records.shards import sha256
+
+
+def layers(count: int, width: int = 2) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+
+
+def problems(model: nn.Module, file: Path, **settings: Any) -> tuple[Problem | str, ...]:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ConfigError) as caught:
+        initialise(model, {"weights": str(file), **settings})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    return tuple(caught.value.problems)
+
+
+@pytest.mark.parametrize(("wrong", "shown", "more"), [(9, 9, 0), (10, 10, 0), (11, 10, 1), (13, 10, 3)])
+def test_ten_problems_are_told_and_how_many_more_there_are(tmp_path: Path, wrong: int, shown: int, more: int) -> None:
+    good, bad = layers(1).state_dict(), layers(wrong + 1, width=3).state_dict()
+    torch.save({**bad, **good}, tmp_path / "weights.pt")
+    told = problems(layers(wrong + 1), tmp_path / "weights.pt")
+    assert [problem.message for problem in told[:shown]] == [f"the shape of '{number}.weight' differs" for number in range(1, shown + 1)]
+    assert [problem.message for problem in told[shown:]] == ([f"and {more} more"] if more else [])
+
+
+def test_a_file_of_another_model_is_told_with_three_names_of_each(tmp_path: Path) -> None:
+    torch.save({f"other.{number}": torch.zeros(1) for number in range(5)}, tmp_path / "weights.pt")
+    (problem,) = problems(layers(5), tmp_path / "weights.pt")
+    assert problem.value == ["other.0", "other.1", "other.2"]
+    assert problem.expected == "such as 0.weight, 1.weight, 2.weight"
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "value"),
+    [
+        ({}, "is not a state_dict", "dict"),
+        ({"epoch": 3, "name": "a"}, "is not a state_dict: 'epoch' is not a tensor", "int"),
+        ({"weight": torch.zeros(1), "epoch": 3, "name": "a"}, "is not a state_dict: 'epoch' is not a tensor", "int"),
+        ({"model": {"epoch": 3}}, "is not a state_dict: 'epoch' is not a tensor", "int"),
+    ],
+)
+def test_what_is_no_state_dict_is_told_by_its_first_entry(tmp_path: Path, content: Any, message: str, value: str) -> None:
+    torch.save(content, tmp_path / "weights.pt")
+    (problem,) = problems(layers(1), tmp_path / "weights.pt")
+    assert (problem.message, problem.value) == (message, value)
+
+
+def test_a_missing_file_or_folder_is_told_as_what_it_is(tmp_path: Path) -> None:
+    (problem,) = problems(layers(1), tmp_path / "weights.pt")
+    assert (problem.message, problem.hint) == ("the file does not exist", ""), "the folder is there, and empty"
+    (problem,) = problems(layers(1), tmp_path / "missing" / "weights.pt")
+    assert problem.hint == f"the folder {tmp_path / 'missing'} does not exist"
+    (tmp_path / "weights.pth").touch()
+    (problem,) = problems(layers(1), tmp_path / "weights.pt")
+    assert problem.hint == f"did you mean '{tmp_path / 'weights.pth'}'?"
+
+
+def test_a_digest_may_be_given_by_its_first_eight_digits_and_in_capitals(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save(layers(1).state_dict(), file)
+    digest = sha256(file)
+    for given in (digest, digest[:8], digest.upper()[:20], None):
+        assert initialise(layers(1), {"weights": str(file), "sha256": given}).loaded.sha256 == digest
+    for given in (digest[:7], "", digest[1:9], digest + "0"):
+        (problem,) = problems(layers(1), file, sha256=given)
+        assert (problem.path, problem.value, problem.expected) == ("initialise.sha256", given, digest)
+
+
+def test_a_pattern_that_matches_nothing_in_the_file_is_told_with_the_nearest_folder_or_name(tmp_path: Path) -> None:
+    torch.save({f"layer{number}.conv.weight": torch.zeros(1) for number in range(3)}, tmp_path / "weights.pt")
+    told = problems(layers(1), tmp_path / "weights.pt", exclude=["layer4.*", "layer1.*", "layer0.conv.wieght"])
+    assert [(problem.value, problem.hint) for problem in told] == [
+        ("layer4.*", "did you mean 'layer2.*'?"),
+        ("layer0.conv.wieght", "did you mean 'layer0.conv.weight'?"),
+    ]
+
+
+def test_a_name_that_looks_like_a_wrappers_and_is_the_models_own_stays(tmp_path: Path) -> None:
+    given = nn.ModuleDict({"model": layers(2)})
+    torch.save(given.state_dict(), tmp_path / "weights.pt")
+    made = nn.ModuleDict({"model": layers(2)})
+    initialise(made, {"weights": str(tmp_path / "weights.pt")})
+    assert torch.equal(made["model"][1].weight, given["model"][1].weight)
+
+
+class Counting(nn.Module):
+    """Has a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.seen = nn.Linear(2, 2), {"count": 0}
+
+    def get_extra_state(self) -> dict[str, int]:
+        return self.seen
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state
+
+
+def test_a_modules_extra_state_is_loaded_too(tmp_path: Path) -> None:
+    given, made = Counting(), Counting()
+    given.seen = {"count": 3}
+    torch.save(given.state_dict(), tmp_path / "weights.pt")
+    initialise(made, {"weights": str(tmp_path / "weights.pt")})
+    assert made.seen == {"count": 3}
+    assert torch.equal(made.head.weight, given.head.weight)
+
+
+def test_the_count_of_batches_is_missed_on_neither_side(tmp_path: Path) -> None:
+    with_count: dict[str, Tensor] = nn.Sequential(nn.BatchNorm2d(3)).state_dict()
+    torch.save(with_count, tmp_path / "weights.pt")
+    loaded = initialise(nn.Sequential(FrozenBatchNorm2d(3)), {"weights": str(tmp_path / "weights.pt")}).loaded
+    assert (loaded.missing, loaded.unexpected) == ((), ())
+    torch.save(FrozenBatchNorm2d(3).state_dict(), tmp_path / "weights.pt")
+    loaded = initialise(nn.BatchNorm2d(3), {"weights": str(tmp_path / "weights.pt")}).loaded
+    assert (loaded.missing, loaded.unexpected) == ((), ())
