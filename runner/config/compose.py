@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,14 +33,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
+from samewise.runner.config import header
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.fingerprint import fingerprint
+from samewise.runner.config.fingerprint import fingerprint, is_outside
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import flat
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records.files import misfit, parse_json, read_text
+from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.sweep_folder import label as in_words
 
 ROOT = "config"
 """The config that every experiment starts from: configs/config.yaml."""
@@ -57,6 +58,7 @@ class Composed:
         overrides: The command line's, as given.
         project: The user's own packages and config folders, as they were when it was composed.
         problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
+        label: What was overridden of what decides the result: `lr=0.03 seed=1`; empty where nothing was.
     """
 
     cfg: DictConfig
@@ -64,6 +66,7 @@ class Composed:
     overrides: tuple[str, ...] = ()
     project: Project = field(default_factory=lambda: Project(Path.cwd()))
     problems: tuple[Problem, ...] = ()
+    label: str = ""
 
     @property
     def name(self) -> str:
@@ -116,7 +119,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     problems += faults.unresolvable(cfg)
     if problems and strict:
         raise ConfigError(*problems)
-    return Composed(cfg, chosen, tuple(good), project, tuple(problems))
+    return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good))
 
 
 def load(path: Path) -> Composed:
@@ -141,7 +144,7 @@ def parse(text: str, name: str = "config") -> Composed:
         if not isinstance(yaml.safe_load(text), dict):
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
         cfg = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(text))
-        choices = _choices_in(text)
+        choices, label = header.read(text)
     except RecursionError:
         raise ConfigError(Problem(name, "is not a run's config: it is nested too deeply")) from None
     except (
@@ -155,29 +158,26 @@ def parse(text: str, name: str = "config") -> Composed:
         raise ConfigError(Problem(name, f"is not a run's config: {faults.problem_in_file(error)}")) from None
     assert isinstance(cfg, DictConfig)
     OmegaConf.set_struct(cfg, True)
-    return Composed(cfg, choices)
+    return Composed(cfg, choices, label=label)
 
 
 def dump(composed: Composed) -> str:
-    """The resolved config as YAML, headed by a line with the choices, for `load`."""
-    return dump_plain(OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed.choices)
+    """The resolved config as YAML, headed by lines with the choices and the label, for `load`."""
+    return dump_plain(OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True), composed.choices, composed.label)
 
 
-def dump_plain(whole: Any, choices: Mapping[str, str]) -> str:
+def dump_plain(whole: Any, choices: Mapping[str, str], label: str = "") -> str:
     """The same of a config that is plain already."""
     text = yaml.dump(whole, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper())
-    return f"{_CHOICES}{json.dumps(choices)}\n{text}"
+    return header.write(choices, label) + text
 
 
-_CHOICES = "# choices: "
-
-
-def _choices_in(text: str) -> dict[str, str]:
-    first = text.partition("\n")[0]
-    value = parse_json(first.removeprefix(_CHOICES)) if first.startswith(_CHOICES) else {}
-    if wrong := misfit(value, {str: str}, "choices"):
-        raise ValueError(wrong)
-    return value
+def label_of(overrides: Sequence[str]) -> str:
+    """What overrides change of the result, in a few words; what only says where and how a run is carried out is left out."""
+    values = dict(override.partition("=")[::2] for override in overrides)
+    seed = values.pop("seed", None)
+    kept = {key: value for key, value in values.items() if key == "debug" or (key != "experiment" and not is_outside(key.lstrip("+~")))}
+    return in_words(kept, seed) if kept or seed is not None else ""
 
 
 def config_loader(project: Project) -> ConfigLoaderImpl:

@@ -50,6 +50,12 @@ REPORTING = re.compile(r"^samewise\.runner\.callbacks\.(progress|throughput|lear
 AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
 
 
+def is_outside(path: str) -> bool:
+    """Whether what is set at a path cannot change a result, as far as the path tells."""
+    parts = path.replace("@", ".").replace("/", ".").split(".")
+    return any(".".join(parts[:end]) in OUTSIDE for end in range(1, len(parts) + 1)) or (parts[0] == "dataset" and bool(HOST_KEYS.search(parts[-1])))
+
+
 def fingerprint(cfg: DictConfig) -> str:
     """The sha256 of `identity`, in hexadecimal (64 digits)."""
     return fingerprint_of(cast(dict[str, Any], plain(cfg)))

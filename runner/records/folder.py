@@ -62,6 +62,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def failure(self) -> Path:
+        """Why it failed; there only until it is resumed and ends well."""
+        return self.path / "failure.json"
+
+    @property
     def tracking(self) -> Path:
         """The MLflow run's id, and how much of the journal has been sent."""
         return self.path / "tracking.json"

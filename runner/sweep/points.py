@@ -165,7 +165,7 @@ def _tagged(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepF
 def write_configs(points: Sequence[ComposedPoint], folder: SweepFolder) -> None:
     """Keep each point's resolved config, so that what is edited later changes nothing."""
     for made in points:
-        folder.config(made.point.number).write_text(dump_plain(made.whole, made.composed.choices), encoding="utf-8")
+        folder.config(made.point.number).write_text(dump_plain(made.whole, made.composed.choices, made.point.label), encoding="utf-8")
 
 
 def same_runs(points: Sequence[Point]) -> dict[str, int]:

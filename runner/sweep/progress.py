@@ -84,7 +84,7 @@ class Watcher:
         return f"[{point.number + 1}{of}] {point.label}"
 
     def _line(self, point: Point) -> Text:
-        step, metrics = latest(point)
+        step, metrics = latest(point.run, point.monitor)
         total = int(read_mapping(point.run.environment, shapes.ENVIRONMENT).get("total_steps", 0))
         parts = [self._head(point), f"step {step}{f'/{total}' if total else ''}"]
         if point.monitor in metrics:

@@ -15,6 +15,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.launchers.base import Launcher, Seen, Standing
 from samewise.runner.records import shapes
 from samewise.runner.records.files import open_to_read, read_mapping
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.tracking import journal
 
@@ -96,7 +97,7 @@ def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) ->
             tries,
         )
     state, reason = _state(word, seen)
-    steps, last = latest(point)
+    steps, last = latest(point.run, point.monitor)
     return PointResult(point, state, reason, best=last, final=last, steps=steps, mlflow_run_id=tracked, tries=tries)
 
 
@@ -154,15 +155,16 @@ def _first_line(said: str) -> str:
     return next((line for line in lines if not line.endswith((":", "problems:")) or len(lines) == 1), "")
 
 
-def latest(point: Point, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:
+def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:
     """The last step that a run has logged, and its last evaluation; from the end of its journal.
 
     Args:
-        point: Which.
+        run: Which.
+        monitor: A metric that each evaluation has.
         window: How many bytes of the journal's end to read.
     """
     try:
-        handle = open_to_read(point.run.metrics)
+        handle = open_to_read(run.metrics)
         if handle is None:
             return 0, {}
         with handle:
@@ -177,7 +179,7 @@ def latest(point: Point, *, window: int = 1 << 16) -> tuple[int, dict[str, float
         if entry is None or entry.status is not None:
             continue
         step = max(step, entry.step)
-        if not evaluated and point.monitor in entry.metrics:
+        if not evaluated and monitor in entry.metrics:
             evaluated = {name: value for name, value in entry.metrics.items() if not name.startswith(("train/", "system/"))}
         if step and evaluated:
             break

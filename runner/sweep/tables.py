@@ -109,6 +109,11 @@ def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tup
     console.print(_table(rows))
 
 
+def print_rows(rows: Sequence[Row], *, right: Sequence[str] = ()) -> None:
+    """Rows as a table; the columns named in `right` are aligned there."""
+    _console().print(_table(rows, right=right))
+
+
 def _table(rows: Sequence[Row], *, right: Sequence[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = columns(rows)

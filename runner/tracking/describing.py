@@ -11,8 +11,9 @@ from typing import Any, cast
 
 from mlflow.entities import Dataset, DatasetInput, InputTag
 
+from samewise.runner.config import header
 from samewise.runner.config.tree import flat
-from samewise.runner.records.files import parse_json
+from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
 
 _KEY_LENGTH = 250
@@ -34,10 +35,7 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
 
 def choices(text: str) -> dict[str, str]:
     """What was chosen in each config group, from the first line of `config.yaml`: `choices.model` to `"resnet18"`."""
-    mark, _, rest = text.partition("\n")[0].partition("# choices: ")
-    if mark or not rest:
-        return {}
-    return params({"choices": parse_json(rest)})
+    return params({"choices": header.read(text)[0]})
 
 
 def tags(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str, Any], *, own: Mapping[str, Any]) -> dict[str, str]:
@@ -71,8 +69,9 @@ def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Da
 
 
 def run_name(folder: RunFolder) -> str:
-    """The experiment's name and fingerprint."""
-    return f"{folder.path.absolute().parent.name}-{folder.path.name}"
+    """What was overridden, and the experiment's name; where nothing was, the name and the fingerprint."""
+    name, label = folder.path.absolute().parent.name, header.read(read_text(folder.config) or "")[1]
+    return f"{label} ({name})" if label else f"{name}-{folder.path.name}"
 
 
 def _input(split: str, facts: Mapping[str, Any], config: Mapping[str, Any]) -> DatasetInput:

@@ -26,7 +26,6 @@ from samewise.runner.training.misfits import misfit, refused_operator
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
 
-FAILURE = "failure.json"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -70,7 +69,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         summary |= summarise(run)
         if run.strategy.peers.is_main:
             write_json(run.folder.summary, summary)
-            (run.folder.path / FAILURE).unlink(missing_ok=True)  # of an earlier session, which this one has made good
+            run.folder.failure.unlink(missing_ok=True)  # of an earlier session, which this one has made good
         run.strategy.end()
 
 
@@ -181,7 +180,7 @@ def _leave_reason(run: Run, error: BaseException) -> None:
     try:
         run.recorder.require_folder()
         text = "".join(traceback.format_exception(error))
-        write_json(run.folder.path / FAILURE, {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text})
+        write_json(run.folder.failure, {"step": run.step, "error": f"{type(error).__name__}: {error}", "traceback": text})
     except (TrainingError, OSError) as second:
         if str(second) != str(error):
             print(f"warning: {second}", file=sys.stderr)

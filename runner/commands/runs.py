@@ -1,0 +1,114 @@
+"""List the runs of a run root, best first if you like; delete some."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samewise.runner.sweep.listing import Listed
+
+EXAMPLES = """examples:
+  samewise runs                                                  all of them, the newest last
+  samewise runs --sort valid/accuracy --where state=finished     the best first; --sort -valid/loss: the lowest first
+  samewise runs --where name=resnet18_digits --diff              with what their configs differ in
+  samewise runs --where 'valid/accuracy>0.9' --where label~lr    in MLflow's and pandas' reach: --json
+  samewise runs rm 3f2a 91bc                                     say what would be deleted; --yes deletes it
+  samewise runs gc                                               the same of all that failed; --where chooses others
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "rm", "gc"), default="list", help="list (default); rm: delete the runs named; gc: those that failed"
+    )
+    parser.add_argument("names", nargs="*", metavar="RUN", help="for rm: a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="CONDITION", help="only those for which it holds: state=failed, 'valid/loss<1' (may be repeated)"
+    )
+    parser.add_argument("--sort", metavar="KEY", help="by a column or metric, the largest first; --sort=-KEY: the smallest first")
+    parser.add_argument("--diff", action="store_true", help="show what differs between their configs, instead of what was overridden")
+    parser.add_argument("--yes", action="store_true", help="delete what rm and gc name")
+    parser.add_argument("--json", action="store_true", help="print a JSON list, with all metrics")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.config import saved
+    from samewise.runner.errors import ConfigError, Problem
+    from samewise.runner.sweep import listing
+
+    if args.action == "rm":
+        if not args.names:
+            raise ConfigError(
+                Problem("RUN", "no run was named", expected="runs to delete", hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed")
+            )
+        found = [listing.read_run(saved.find(name, run_root=args.run_root)) for name in args.names]
+    elif args.names:
+        raise ConfigError(Problem("RUN", f"`samewise runs {args.action}` takes no names", args.names[0], "--where CONDITION"))
+    else:
+        found = listing.list_runs(args.run_root)
+    conditions = args.where or (["state=failed"] if args.action == "gc" else [])
+    found = listing.matching(found, conditions)
+    if args.sort:
+        found = listing.in_order(found, args.sort)
+    if args.action != "list":
+        return _delete(found, args)
+    differing = listing.varying(found) if args.diff else {}
+    if args.json:
+        print(json.dumps([{**one.facts(), **({"differs": differing[one.folder]} if args.diff else {})} for one in found]))
+    elif not found:
+        print(f"no runs in {args.run_root}" + (" for which this holds" if conditions else ""))
+    else:
+        _print(found, differing)
+    return 0
+
+
+def _delete(found: Sequence[Listed], args: argparse.Namespace) -> int:
+    from samewise.runner.sweep import listing
+
+    if args.yes:
+        listing.delete(found)
+    done = "deleted" if args.yes else "would be deleted"
+    for one in found if not args.json else ():
+        size = "" if args.yes else f", {listing.size_of(one) / 1e6:.1f} MB"
+        print(f"{done}: {one.folder}  ({one.state.value}, step {one.step}{size})")
+    if args.json:
+        print(json.dumps({"deleted": [one.folder for one in found] if args.yes else [], "found": [one.folder for one in found]}))
+    elif not found:
+        print("nothing to delete")
+    elif not args.yes:
+        print("nothing has been deleted yet: --yes deletes these, with their checkpoints; what MLflow has of them stays")
+    return 0
+
+
+def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) -> None:
+    from samewise.runner.sweep.listing import age
+    from samewise.runner.sweep.progress import clock
+    from samewise.runner.sweep.rows import number
+    from samewise.runner.sweep.tables import print_rows
+
+    monitors = {one.monitor for one in found}
+    rows = list[dict[str, str]]()
+    for one in found:
+        told = {key: str(value) for key, value in differing[one.folder].items()} if differing else {"overridden": one.label}
+        value = number(one.value) if len(monitors) == 1 or math.isnan(one.value) else f"{one.monitor} {number(one.value)}"
+        rows.append(
+            {
+                "name": one.name,
+                "run": one.run[:8],
+                **told,
+                "state": one.state.value,
+                "step": f"{one.step}/{one.steps}" if one.steps and one.step != one.steps else str(one.step),
+                next(iter(monitors)) if len(monitors) == 1 else "best": value,
+                "time": "" if math.isnan(one.seconds) else clock(one.seconds),
+                "changed": f"{age(one.changed)} ago",
+                **({"reason": one.reason} if any(each.reason for each in found) else {}),
+            }
+        )
+    print_rows(rows, right=("step", "time", "changed"))

@@ -1,0 +1,206 @@
+"""The runs in a run root, each with its name, state, progress and monitored metric, as far as files that are small tell. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from samewise.runner.config import header, saved
+from samewise.runner.config.fingerprint import identity
+from samewise.runner.config.tree import flat
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records import locks, shapes
+from samewise.runner.records.files import read_mapping, read_text
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.sweep.results import State, latest
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run as it is listed.
+
+    Args:
+        name: Of the experiment.
+        run: The start of its fingerprint.
+        label: What was overridden.
+        state: Where it stands.
+        step: Optimizer steps done.
+        steps: Of how many; 0 where that is not known.
+        monitor: The metric that says what is best.
+        value: The best so far; NaN where there is none.
+        metrics: All of them, at the best step, or the last where it has not ended.
+        seconds: Spent training, where it has ended.
+        changed: When its folder was last written to, in seconds since the epoch.
+        reason: Why it failed.
+        folder: Its own.
+    """
+
+    name: str
+    run: str
+    label: str
+    state: State
+    step: int
+    steps: int
+    monitor: str
+    value: float
+    metrics: Mapping[str, float] = field(repr=False)
+    seconds: float
+    changed: float
+    reason: str
+    folder: str
+
+    def facts(self) -> dict[str, Any]:
+        """In plain values, for programs: NaN as null."""
+        return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in {**asdict(self), "state": self.state.value}.items()}
+
+    def get(self, key: str) -> Any:
+        """What `--sort` and `--where` name: a field, or a metric; None where the run has none."""
+        return self.facts()[key] if key in Listed.__dataclass_fields__ else self.metrics.get(key)
+
+
+def list_runs(run_root: Path) -> list[Listed]:
+    """All runs, the one that was changed last at the end. One whose files are damaged is listed as far as they tell, with a warning."""
+    return sorted((read_run(folder) for folder in saved.below(run_root)), key=lambda one: one.changed)
+
+
+def read_run(folder: RunFolder) -> Listed:
+    """One run."""
+    monitor, label = _told_by_config(folder)
+    summary = read_mapping(folder.summary, shapes.SUMMARY)
+    steps = int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0)
+    failure = read_mapping(folder.failure)
+    changed = max(path.stat().st_mtime for path in (folder.config, folder.metrics, folder.summary) if path.exists())
+    common: dict[str, Any] = {
+        "name": folder.path.absolute().parent.name,
+        "run": folder.path.name,
+        "label": label,
+        "changed": changed,
+        "folder": str(folder.path),
+    }
+    if summary.get("status") == "finished":
+        metrics = {name: value for name, value in (summary["metrics"]["best"] or summary["metrics"]["final"]).items() if name != "step"}
+        monitor = summary["metrics"]["monitor"]
+        ended: dict[str, Any] = {"state": State.finished, "step": summary["steps"], "steps": steps, "seconds": summary["timings"]["training_s"], "reason": ""}
+        return Listed(**common, **ended, monitor=monitor, metrics=metrics, value=metrics.get(monitor, math.nan))
+    step, metrics = latest(folder, monitor)
+    state = State.running if locks.holder(folder.lock) is not None else State.failed if failure else State.interrupted
+    reason = re.sub(r"^\w+Error: ", "", str(failure.get("error") or "")).partition("\n")[0] if state is State.failed else ""
+    return Listed(
+        **common, state=state, step=step, steps=steps, monitor=monitor, metrics=metrics, value=metrics.get(monitor, math.nan), seconds=math.nan, reason=reason
+    )
+
+
+def _told_by_config(folder: RunFolder) -> tuple[str, str]:
+    """(monitored metric, label), from the text: composing a config takes a hundred times as long."""
+    try:
+        text = read_text(folder.config) or ""
+        monitor = re.search(r"^evaluate:\n(?:  .*\n)*?  monitor: (.+)$", text, re.MULTILINE)
+        return (str(yaml.safe_load(monitor[1])) if monitor else ""), header.read(text)[1]
+    except (ConfigError, ValueError, yaml.YAMLError):
+        return "", ""
+
+
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+    "~": lambda value, text: str(text) in str(value),
+}
+
+
+def matching(runs: Iterable[Listed], conditions: Sequence[str]) -> list[Listed]:
+    """Those for which every condition holds: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`.
+
+    Raises:
+        ConfigError: a condition cannot be read, or names what no run has.
+    """
+    found = list(runs)
+    for condition in conditions:
+        match = re.fullmatch(r"([\w/. -]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.+)", condition)
+        if match is None:
+            raise ConfigError(Problem("--where", "cannot be read", condition, "NAME=VALUE, NAME>VALUE, NAME~PART, ...", "state=finished, 'valid/accuracy>0.9'"))
+        key, sign, text = match.groups()
+        _require_key("--where", key, found)
+        found = [one for one in found if _holds(one.get(key), sign, text)]
+    return found
+
+
+def _holds(value: Any, sign: str, text: str) -> bool:
+    if value is None:
+        return False
+    if isinstance(value, int | float) and sign != "~":
+        try:
+            return _COMPARED[sign](float(value), float(text))
+        except ValueError:
+            return sign == "!="
+    return _COMPARED[sign](str(value), text)
+
+
+def in_order(runs: Sequence[Listed], key: str) -> list[Listed]:
+    """By a field or metric, the largest first (`-KEY`: the smallest); those without it last.
+
+    Raises:
+        ConfigError: no run has it.
+    """
+    name, sign = key.removeprefix("-"), 1 if key.startswith("-") else -1
+    _require_key("--sort", name, runs)
+    known = [one for one in runs if one.get(name) is not None]
+    numbers = all(isinstance(one.get(name), int | float) for one in known)
+    ordered = sorted(known, key=lambda one: sign * one.get(name) if numbers else str(one.get(name)))
+    return [*ordered, *(one for one in runs if one.get(name) is None)]
+
+
+def _require_key(option: str, key: str, runs: Sequence[Listed]) -> None:
+    known = [*Listed.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
+    if runs and key not in known:
+        raise ConfigError(Problem(option, "no such column or metric", key, hint=nearest(key, known)))
+
+
+def varying(runs: Sequence[Listed]) -> dict[str, dict[str, Any]]:
+    """What decides the result and is not the same in all runs: by folder, the values by path of the config."""
+    known = {one.folder: dict(flat(identity(saved.config_of(RunFolder(Path(one.folder))).cfg))) for one in runs}
+    paths = dict.fromkeys(path for config in known.values() for path in config)
+    kept = [path for path in paths if len({repr(config.get(path, "-")) for config in known.values()}) > 1]
+    return {folder: {path: config.get(path, "-") for path in kept} for folder, config in known.items()}
+
+
+def delete(runs: Sequence[Listed]) -> None:
+    """Delete runs' folders, with their checkpoints. What MLflow has of them stays.
+
+    Raises:
+        ConfigError: one of them is being written; then none is deleted.
+    """
+    with contextlib.ExitStack() as held:
+        for one in runs:
+            try:
+                held.enter_context(locks.hold(RunFolder(Path(one.folder)).lock, sign=False))
+            except locks.Held as holder:
+                raise ConfigError(Problem(one.folder, f"is being written by {holder}", hint="stop it first; nothing has been deleted")) from None
+        for one in runs:
+            shutil.rmtree(one.folder)
+            if not any((parent := Path(one.folder).parent).iterdir()):
+                parent.rmdir()
+
+
+def size_of(one: Listed) -> int:
+    """Bytes in a run's folder; links count as nothing."""
+    return sum(path.lstat().st_size for path in Path(one.folder).rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def age(changed: float) -> str:
+    """`5 min`, `3 h`, `12 d`."""
+    minutes = max(0.0, time.time() - changed) / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.0f} h" if minutes < 48 * 60 else f"{minutes / 1440:.0f} d"

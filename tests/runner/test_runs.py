@@ -1,0 +1,132 @@
+"""`samewise runs`: what was trained, by what it was called, how good it is; and what may go."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from samewise.runner.cli import main
+from samewise.runner.config.compose import label_of
+from samewise.runner.records import locks
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "callbacks=none", "tracking=none"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run root with three runs: two that have finished, and one that has failed in its second step."""
+    root = tmp_path_factory.mktemp("runs")
+    for overrides in (["max_steps=1"], ["max_steps=2", "seed=1", "optimizer.lr=0.03"], ["max_steps=2", "optimizer.lr=1e30"]):
+        main(["train", *TINY, *overrides, f"run_root={root}"])
+    return root
+
+
+@pytest.fixture
+def root(trained, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(trained, tmp_path / "runs", symlinks=True)
+
+
+@pytest.fixture
+def runs(samewise, root):
+    def listed(*arguments):
+        done = samewise("runs", *arguments, "--run-root", root, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return listed
+
+
+def test_runs_are_listed_with_their_label_state_and_monitored_metric(runs, root) -> None:
+    one, two, failed = sorted(runs(), key=lambda run: run["label"].count("seed") + 2 * ("1e30" in run["label"]))
+    assert [run["state"] for run in (one, two, failed)] == ["finished", "finished", "failed"]
+    assert two["label"] == "debug=tiny width=4 callbacks=none max_steps=2 lr=0.03 seed=1"
+    assert (failed["step"], failed["steps"]) == (1, 2)
+    assert "the loss is not finite" in failed["reason"]
+    for run in (one, two):
+        summary = json.loads((Path(run["folder"]) / "summary.json").read_text())
+        assert run["value"] == summary["metrics"]["best"]["valid/accuracy"] == run["metrics"][run["monitor"]]
+
+
+def test_runs_are_chosen_and_sorted_by_what_they_have(runs) -> None:
+    assert {run["state"] for run in runs("--where", "state=finished")} == {"finished"}
+    assert [run["label"].endswith("seed=1") for run in runs("--where", "label~lr=0.03")] == [True]
+    losses = [run["metrics"]["valid/loss"] for run in runs("--where", "state=finished", "--sort=-valid/loss")]
+    assert losses == sorted(losses)
+    assert len(losses) == 2
+    assert [run["metrics"].get("valid/loss") for run in runs("--sort", "valid/loss")][:2] == losses[::-1]
+    assert len(runs("--where", f"valid/loss<={losses[0]!r}", "--where", "state!=failed")) == 1
+
+
+def test_the_configs_differences_are_found(runs) -> None:
+    found = {run["state"] + str(run["differs"]["seed"]): run["differs"] for run in runs("--diff")}
+    assert found["finished1"] == {"seed": 1, "max_steps": 2, "optimizer.lr": 0.03}
+    assert found["failed0"] == {"seed": 0, "max_steps": 2, "optimizer.lr": 1e30}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--where", "stat=failed"], "did you mean 'state'?"),
+        (["--where", "failed"], "NAME=VALUE"),
+        (["--sort", "valid/los"], "did you mean 'valid/loss'?"),
+        (["rm"], "no run was named"),
+        (["rm", "zzz"], "no such run"),
+        (["gc", "3f2a"], "takes no names"),
+    ],
+)
+def test_what_cannot_be_listed_is_told(samewise, root, arguments, words) -> None:
+    done = samewise("runs", *arguments, "--run-root", root)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_what_would_go_is_shown_first_and_only_that_goes(samewise, runs, root) -> None:
+    before = {run["folder"] for run in runs()}
+    (failed,) = [run["folder"] for run in runs("--where", "state=failed")]
+    done = samewise("runs", "gc", "--run-root", root)
+    assert f"would be deleted: {failed}" in done.stdout
+    assert "nothing has been deleted yet" in done.stdout
+    assert {run["folder"] for run in runs()} == before
+    assert "deleted: " + failed in samewise("runs", "gc", "--yes", "--run-root", root).stdout
+    assert {run["folder"] for run in runs()} == before - {failed}
+    some = min(before - {failed})
+    assert samewise("runs", "rm", Path(some).name, "--yes", "--run-root", root).returncode == 0
+    assert {run["folder"] for run in runs()} == before - {failed, some}
+
+
+def test_nothing_is_deleted_where_one_of_the_runs_is_being_trained(samewise, runs, root) -> None:
+    folders = [Path(run["folder"]) for run in runs()]
+    with locks.hold(folders[1] / ".lock"):
+        assert {run["state"] for run in runs() if run["folder"] == str(folders[1])} <= {"running", "finished"}
+        done = samewise("runs", "rm", *(folder.name for folder in folders), "--yes", "--run-root", root)
+    assert done.returncode == 2
+    assert "is being written by process" in done.stderr
+    assert all((folder / "config.yaml").exists() for folder in folders)
+
+
+def test_a_damaged_run_is_listed_as_far_as_it_can_be_read(samewise, runs, root) -> None:
+    spoilt = Path(runs("--where", "state=finished")[0]["folder"])
+    (spoilt / "summary.json").write_text("[")
+    done = samewise("runs", "--run-root", root)
+    assert done.returncode == 0
+    assert "summary.json" in done.stderr
+    assert spoilt.name[:8] in done.stdout
+
+
+def test_a_label_has_what_decides_the_result_and_nothing_else() -> None:
+    given = [
+        "experiment=x",
+        "optimizer.lr=0.1",
+        "+model.depth=3",
+        "loader.num_workers=4",
+        "tracking.uri=http://me:secret@host",
+        "seed=2",
+        "dataset.root=/data",
+        "~clip_norm",
+    ]
+    assert label_of(given) == "lr=0.1 depth=3 clip_norm= seed=2"
+    assert label_of(["experiment=x", "run_root=/tmp"]) == ""
