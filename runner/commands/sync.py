@@ -60,8 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send what is missing of each run, one after the other, and say what became of it."""
     from samewise.runner.config import saved
+    from samewise.runner.tracking.address import check_uri
     from samewise.runner.tracking.sender import prepare_environment
 
+    if args.uri is not None:
+        check_uri(args.uri, path="--uri")
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(saved.below(args.run_root))
     if not folders:
         raise ConfigError(Problem("--run-root", "no runs were found", str(args.run_root), "a folder with runs", "samewise train experiment=resnet18_digits"))

@@ -99,7 +99,7 @@ def test_a_saved_config_loads_again_with_its_types_choices_and_fingerprint(tmp_p
     file.write_text("a: [")
     with pytest.raises(ConfigError, match="not a run's config"):
         load(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="does not exist"):
         load(tmp_path / "nothing.yaml")
 
 
