@@ -36,8 +36,11 @@ SUMS = ["tests/runner/test_tree_sum.py", "tests/runner/test_replicas.py", STEPS]
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
 INITIAL = ["tests/runner/test_initialise.py", "tests/runner/test_weight_files.py"]
 HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_is_held_where_it_is_frozen_as_a_whole", "test_what_cannot_be_meant_is_refused")]
+TRACED = [
+    f"{SEVERAL}::{name}" for name in ("test_a_trace_of_every_third_step_says_of_it_what_one_of_all_says", "test_the_trace_digests_the_gradients_of_every_phase")
+]
 TESTS = {
-    "training/loop.py": [f"{SEVERAL}::test_a_trace_of_every_third_step_says_of_it_what_one_of_all_says", STEPS, SEVERAL, RESUMING, FAILURES],
+    "training/loop.py": [*TRACED, STEPS, SEVERAL, RESUMING, FAILURES],
     **{f"training/{name}.py": [PARTS, STEPS, RESUMING] for name in ("run", "progress", "recorder", "due", "state", "batches")},
     "training/phase.py": [PARTS, STEPS],
     "training/finite.py": [PARTS, "tests/runner/test_finite.py"],

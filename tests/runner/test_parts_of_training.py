@@ -23,7 +23,7 @@ from samewise.runner.config import schema
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import Interrupted, TrainingError
+from samewise.runner.errors import ConfigError, Interrupted, TrainingError
 from samewise.runner.interfaces import Callback, Outcome, Phase
 from samewise.runner.precision import Precision
 from samewise.runner.records import checkpoint
@@ -37,7 +37,7 @@ from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.progress import Progress
 from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.run import Run
-from samewise.runner.training.state import restore, save, state_of, summarise
+from samewise.runner.training.state import load_weights, restore, save, state_of, summarise
 
 DRAWN = settings(
     deadline=None, database=None, derandomize=True, phases=[HypothesisPhase.explicit, HypothesisPhase.generate], suppress_health_check=list(HealthCheck)
@@ -223,6 +223,8 @@ def test_within_a_phase_the_parameters_of_the_others_gather_nothing_and_do_again
 def test_a_run_knows_its_epoch_its_rates_and_forgets_its_gradients(run: Run) -> None:
     run = dataclasses.replace(run, plan=plan(4), progress=Progress(step=6))
     assert run.epoch == 1.5
+    assert run.config is run.composed.cfg
+    assert run.callbacks is run.recorder.callbacks
     groups = [{"params": [parameter], "lr": rate} for parameter, rate in zip(run.parameters, (0.3, 0.1, 0.3), strict=False)]
     phases = [TrainingPhase(number, Phase(), SGD(groups[number:], lr=1.0)) for number in range(2)]
     assert dataclasses.replace(run, phases=phases).learning_rates() == [0.3, 0.1]
@@ -266,6 +268,17 @@ def test_a_state_restored_is_the_state_that_was_taken(run: Run) -> None:
     assert other.progress == run.progress
     assert other.recorder.saved == 3
     assert all(torch.equal(value, kept[name]) for name, value in run.model.state_dict().items())
+
+
+@pytest.mark.parametrize(("wrong", "more"), [(1, ""), (2, ", and 1 more differences"), (3, ", and 2 more differences")])
+def test_a_model_that_is_not_the_checkpoints_is_told_by_its_first_difference_and_how_many_more(wrong: int, more: str) -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
+    weights = {name: torch.zeros(3 if place < wrong else 2, 2) for place, name in enumerate(model.state_dict())}
+    with pytest.raises(ConfigError) as caught:
+        load_weights(model, weights)
+    (problem,) = caught.value.problems
+    first = "size mismatch for 0.weight: copying a param with shape torch.Size([3, 2]) from checkpoint, the shape in current model is torch.Size([2, 2])"
+    assert (problem.path, problem.message) == ("model", f"is not the one that the checkpoint was taken from: {first}{more}")
 
 
 NOT_FINITE: dict[str, Any] = {

@@ -136,7 +136,16 @@ def test_a_gradient_after_its_bucket_was_sent_is_told() -> None:
 def test_one_process_pads_a_bucket_to_its_alignment_alone() -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(200, dtype=torch.float64))])
     assert Replicas(model, range(1), accumulate=1, exchange=NoExchange(), bucket_mb=1.0).bucket_bytes() == [2048, 512]
-    assert OneReplica().bucket_bytes() == []
+
+
+def test_a_replica_that_is_alone_has_its_gradients_where_the_backward_pass_has_left_them() -> None:
+    one, model = OneReplica(), network()
+    with one.micro_batch(0):
+        model(batch(0, 0)).backward()
+    left = model.body.weight.grad
+    one.give_back([one.close()])
+    assert model.body.weight.grad is left
+    assert one.bucket_bytes() == []
 
 
 def test_one_process_does_not_hurry() -> None:
