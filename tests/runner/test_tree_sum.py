@@ -53,21 +53,22 @@ def test_more_ranks_than_replicas_cannot_carry_them_nor_can_none(ranks):
         subtrees(2, ranks)
 
 
-def test_a_step_leaves_nothing_to_the_next_and_its_buffers_are_taken_again():
+@pytest.mark.parametrize(("replicas", "buffers"), [(1, 1), (2, 2), (8, 4)])
+def test_a_step_leaves_nothing_to_the_next_and_its_buffers_are_taken_again(replicas, buffers):
     used, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))
     bucket, made = Bucket([used, other], shards=1), []
     new = bucket.new_buffer
     bucket.new_buffer = lambda: made.append(1) or new()
     for step in range(4):
         assert (bucket.added, bucket.touched) == (0, [False, False])
-        for number in range(8):
+        for number in range(replicas):
             used.grad, other.grad = torch.full((3,), 1.0 + step), torch.ones(2) if step == 1 else None
             bucket.add()
             assert bucket.added == number + 1
         bucket.give_back(bucket.total(), bucket.touched)
-        assert used.grad.tolist() == [8.0 * (1 + step)] * 3
+        assert used.grad.tolist() == [replicas * (1.0 + step)] * 3
         assert (other.grad is None) == (step != 1)
-    assert len(made) == 4, "log2(8) + 1"
+    assert len(made) == buffers, "log2(replicas) + 1"
     used.grad = other.grad = None
 
 
