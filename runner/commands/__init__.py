@@ -30,6 +30,11 @@ def add_project(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="a config folder of yours (may be repeated)")
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Whether to use a folder that this user has not made."""
+    parser.add_argument("--trust", action="store_true", help="use a folder that someone else has made and that you trust; remembered for it as it is now")
+
+
 def project_from(args: argparse.Namespace) -> Project:
     """The project around the current folder, with what the arguments add."""
     from samewise.runner.config import project

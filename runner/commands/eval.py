@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from samewise.runner.commands import add_trust
+
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
   samewise eval 3f2a --split test --checkpoint last
@@ -28,14 +30,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--pictures", type=Path, metavar="FOLDER", help="where to write pictures (default: RUN/eval/SPLIT-STEP, with -NAME added for --weights)"
     )
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
+    from samewise.runner.records import trust
     from samewise.runner.training.determinism import prepare
 
     folder = saved.find(args.run, run_root=args.run_root)
+    trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
     composed = saved.config_of(folder, args.overrides)
     prepare(composed.cfg.reproducibility)
     step, metrics, pictures = _evaluated(args, folder, composed)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from samewise.runner.commands import add_trust
+
 if TYPE_CHECKING:
     from samewise.runner.training.predictor import Predictor
 
@@ -31,13 +33,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write pictures and sounds (default: RUN/predictions)")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per file")
 
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import project, saved
     from samewise.runner.errors import ConfigError, Problem, SamewiseError
-    from samewise.runner.records import shapes, sources
+    from samewise.runner.records import shapes, sources, trust
     from samewise.runner.records.files import read_json
     from samewise.runner.training.determinism import prepare
 
@@ -45,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if not files:
         raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
     folder = saved.find(args.run, run_root=args.run_root)
+    trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
     composed = saved.config_of(folder, overrides)
     prepare(composed.cfg.reproducibility)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samewise.runner.commands import add_project, add_trust, project_from
 from samewise.runner.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -32,12 +33,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("sweep", metavar="SWEEP", help="a sweep's id or the start of it, or its folder; `samewise sweep --status` lists them")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
+    add_project(parser)
+    add_trust(parser)
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--no-mlflow", action="store_true", help="do not log the report to MLflow")
     parser.add_argument("--json", action="store_true", help="print settings, effects, cost and points as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    from samewise.runner.records import trust
     from samewise.runner.records.sweep_folder import find
     from samewise.runner.sweep.comparison import pages
     from samewise.runner.sweep.curves import cost
@@ -46,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweep.results import current_results
 
     folder = find(args.sweep, run_root=args.run_root)
-    found = current_results(folder)
+    trusted = trust.is_trusted(folder.made_by, trust=args.trust)
+    found = current_results(folder, project_from(args), trusted=trusted)
     if not found:
         raise ConfigError(Problem(folder.id, "has no points yet, so there is nothing to report", hint=f"samewise sweep --status {folder.id}"))
     known, spent = effects(found), cost(folder, found)
@@ -61,8 +66,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_told(folder, found, known, dataclasses.asdict(spent)), indent=2))
     else:
         _print(folder, found, known, spent, written[0])
-    if not args.no_mlflow:
+    if not args.no_mlflow and trusted:
         _log(folder, written)
+    elif not args.no_mlflow:
+        print(f"warning: {folder.path} {trust.NOT_YOURS}: the report is not logged to the MLflow store that it names; --trust allows it", file=sys.stderr)
     if args.open:
         import webbrowser
 

@@ -36,9 +36,10 @@ Running the same command again resumes the same sweep: finished runs are not run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from samewise.runner.commands import add_overrides
+    from samewise.runner.commands import add_overrides, add_trust
 
     add_overrides(parser)
+    add_trust(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show the progress of the sweep, or of all sweeps if none is named")
     what.add_argument("--cancel", action="store_true", help="make its jobs save and stop, and start no more")
@@ -51,11 +52,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from samewise.runner.commands import project_from
+    from samewise.runner.records.trust import is_trusted
+
     if args.status and not args.overrides:
         return _all(args)
     if args.status or args.cancel:
         folder = _named(args)
-        return _cancel(folder) if args.cancel else _status(folder, as_json=args.json)
+        if args.cancel:
+            _require_trust(folder, args)
+            return _cancel(folder, project_from(args))
+        return _status(folder, project_from(args), trusted=is_trusted(folder.made_by, trust=args.trust), as_json=args.json)
     if not args.overrides:
         raise _unnamed()
     return start(args)
@@ -70,6 +77,9 @@ def start(args: argparse.Namespace) -> int:
     given = _overrides(args)
     project = project_from(args)
     space, folder, shared, composer = _opened(given, project)
+    is_new = not folder.made_by.exists()
+    if not is_new:
+        _require_trust(folder, args)
     sweeper, launcher = _parts(shared, project)
     wait = getattr(args, "wait", False)
     if not wait:
@@ -95,13 +105,13 @@ def start(args: argparse.Namespace) -> int:
             with watcher:
                 sweep.run()
         except ConfigError:
-            if not folder.points():
+            if is_new and not folder.points():
                 folder.discard(root=is_first)
             raise
         finally:
             launcher.close()
             sweeper.close()
-    return _report(folder, as_json=args.json)
+    return _report(folder, project, as_json=args.json)
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
@@ -109,8 +119,16 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     if len(args.overrides) == 1 and "=" not in args.overrides[0] and not args.overrides[0].startswith("~"):
         from samewise.runner.records.sweep_folder import find
 
-        return list(find(args.overrides[0], run_root=getattr(args, "run_root", Path("runs"))).facts["overrides"])
+        found = find(args.overrides[0], run_root=getattr(args, "run_root", Path("runs")))
+        _require_trust(found, args)
+        return list(found.facts["overrides"])
     return list(args.overrides)
+
+
+def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
+    from samewise.runner.records import trust
+
+    trust.require(folder.made_by, trust=args.trust, uses=trust.RUNS)
 
 
 def _named(args: argparse.Namespace) -> SweepFolder:
@@ -187,11 +205,11 @@ def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, p
     return 0
 
 
-def _status(folder: SweepFolder, *, as_json: bool) -> int:
+def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bool) -> int:
     from samewise.runner.sweep.results import current_results
     from samewise.runner.sweep.tables import as_plain_values, print_points
 
-    found = current_results(folder)
+    found = current_results(folder, project, trusted=trusted)
     if as_json:
         print(json.dumps({"id": folder.id, "points": [as_plain_values(one) for one in found]}, indent=2))
     else:
@@ -218,10 +236,10 @@ def _all(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cancel(folder: SweepFolder) -> int:
+def _cancel(folder: SweepFolder, project: Project) -> int:
     from samewise.runner.sweep.results import open_launcher
 
-    launcher = open_launcher(folder)
+    launcher = open_launcher(folder, project)
     held = folder.holder()
     if held is not None:
         pid, host = held
@@ -247,12 +265,12 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
     return [number for number, one in seen.items() if one.standing is not Standing.gone]
 
 
-def _report(folder: SweepFolder, *, as_json: bool) -> int:
+def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
     """Say what became of the sweep; 1 where a point failed."""
     from samewise.runner.sweep.results import State, current_results
     from samewise.runner.sweep.tables import as_plain_values, print_pages, print_settings
 
-    found = current_results(folder)
+    found = current_results(folder, project)
     if as_json:
         print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [as_plain_values(one) for one in found]}, indent=2))
     else:

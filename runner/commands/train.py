@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from samewise.runner.commands import add_overrides, compose_arguments
+from samewise.runner.commands import add_overrides, add_trust, compose_arguments
 from samewise.runner.records.summary import print_summary
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
     add_overrides(parser)
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument(
         "-m", "--multirun", action="store_true", help="run a sweep, like `samewise sweep`; several values (a=1,2) start one without this option"

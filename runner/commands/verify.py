@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, Problem
 
 EXAMPLES = """examples:
@@ -27,16 +28,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
     parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
+    from samewise.runner.records import trust
     from samewise.runner.training.determinism import prepare
 
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
     folder = saved.find(args.run, run_root=args.run_root)
+    trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
     quiet = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_epochs=null", "checkpoint.every_steps=null")
     composed = saved.config_of(folder, [*args.overrides, *quiet])
     prepare(composed.cfg.reproducibility)
@@ -86,17 +90,21 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
             said.append(f"diverges at {parted.parting}")
         else:
             digest = (read_json(folder.summary, shapes.SUMMARY) or {}).get("weights_sha256")
-            said.append(f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, comparison))
+            said.append(f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, partings))
     said += [f"the config differs: {line}" for line in unlike]
     first = min(partings, key=lambda parting: parting.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
     return {"same": not partings, "comparable": True, "run": str(folder.path), "compared": comparison.compared, "parts": parts, "said": said}
 
 
-def _weights(digest: str | None, again: Any, comparison: Any) -> str:
+def _weights(digest: str | None, again: Any, partings: list[Any]) -> str:
     """The final weights too, where both runs have reached them."""
+    from samewise.runner.records.verify import Parting
     from samewise.runner.training.state import weights_digest
 
     if digest is None or again.step != again.total_steps:
         return ""
-    return f", weights {digest[:16]}... in both" if weights_digest(again) == digest else ", but the final weights differ from the summary's"
+    if weights_digest(again) == digest:
+        return f", weights {digest[:16]}... in both"
+    partings.append(Parting(again.step, "weights", "", "the final weights differ from the summary's"))
+    return ", but the final weights differ from the summary's"

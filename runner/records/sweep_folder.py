@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.records import locks, shapes
+from samewise.runner.records import locks, shapes, trust
 from samewise.runner.records.files import parse_json, read_json, read_lines, read_mapping, require_shape, write_json
 from samewise.runner.records.folder import RunFolder
 
@@ -96,15 +96,21 @@ class SweepFolder:
         return self.path.name
 
     @property
+    def made_by(self) -> Path:
+        """The file that says what was asked for, and is signed by who did."""
+        return self.path / "sweep.json"
+
+    @property
     def facts(self) -> dict[str, Any]:
         """`sweep.json`; empty where there is none yet."""
-        return read_json(self.path / "sweep.json", shapes.SWEEP) or {}
+        return read_json(self.made_by, shapes.SWEEP) or {}
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write `sweep.json`, and make the folder."""
         for name in ("configs", "jobs", "logs"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "sweep.json", dict(facts))
+        write_json(self.made_by, dict(facts))
+        trust.sign(self.made_by)
 
     def discard(self, *, root: bool = False) -> None:
         """Leave nothing of a sweep of which nothing has been started.

@@ -6,18 +6,21 @@ import dataclasses
 import enum
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.launchers.base import Launcher, Seen, Standing
-from samewise.runner.records import shapes
+from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import open_to_read, read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.tracking import journal
+
+if TYPE_CHECKING:
+    from samewise.runner.config.project import Project
 
 
 class State(enum.StrEnum):
@@ -107,25 +110,34 @@ def point_results(folder: SweepFolder, seen: Mapping[int, Seen] | None = None) -
     return [point_result(folder, point, known.get(point.number)) for point in folder.points()]
 
 
-def current_results(folder: SweepFolder) -> list[PointResult]:
-    """Of all points, in order, with what the sweep's launcher knows of its jobs."""
-    launcher = open_launcher(folder)
-    if launcher.detached:
-        return point_results(folder, launcher.look([point.number for point in folder.points()]))
+def current_results(folder: SweepFolder, project: Project, *, trusted: bool = True) -> list[PointResult]:
+    """Of all points, in order, with what the sweep's launcher knows of its jobs; a launcher that someone else has named is not asked."""
+    if folder.facts["launcher"]["_target_"] != LOCAL:
+        if not trusted:
+            print(f"warning: {folder.path} {trust.NOT_YOURS}: its launcher is not asked what became of its jobs; --trust allows it", file=sys.stderr)
+            return point_results(folder)
+        launcher = open_launcher(folder, project)
+        if launcher.detached:
+            return point_results(folder, launcher.look([point.number for point in folder.points()]))
     found = point_results(folder)
     if folder.holder() is not None:
         return found
     return [dataclasses.replace(one, state=State.interrupted) if one.state is State.running else one for one in found]  # its jobs have ended with it
 
 
-def open_launcher(folder: SweepFolder) -> Launcher:
-    """The sweep's launcher, which knows of jobs that another process has submitted only where it is detached."""
-    from samewise.runner.config import project
+LOCAL = "samewise.runner.launchers.local.Local"
+
+
+def open_launcher(folder: SweepFolder, project: Project) -> Launcher:
+    """The launcher of a sweep that the user trusts; it knows of jobs that another process has submitted only where it is detached.
+
+    Args:
+        folder: The sweep's.
+        project: The user's, whose packages the launcher may be from: what the folder says of packages is not believed.
+    """
     from samewise.runner.config.instantiate import instantiate
 
-    facts = folder.facts
-    found = project.find(Path(facts["root"]), packages=facts["packages"])
-    launcher: Launcher = instantiate(facts["launcher"], "launcher", allowed=found.packages)
+    launcher: Launcher = instantiate(folder.facts["launcher"], "launcher", allowed=project.packages)
     if launcher.detached:
         launcher.open(folder)
     return launcher

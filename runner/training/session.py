@@ -18,7 +18,7 @@ from samewise.runner.config import compose
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.records import checkpoint, environment, shapes, sources
+from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.evaluation import rehearse, validate
@@ -219,6 +219,7 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     }
     write_json(run.folder.environment, {**run.environment, **facts})
     write_atomically(run.folder.config, compose.dump(run.composed))
+    trust.sign(run.folder.config)
     code = sources.record(run.composed.project.packages)
     if code or run.folder.sources.exists():
         write_json(run.folder.sources, code)

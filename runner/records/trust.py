@@ -1,0 +1,112 @@
+"""Which folders of runs and sweeps this user has made, or trusts: those with a signature by a key that only the user can read.
+
+A run's config.yaml names the classes that `eval`, `predict` and `verify` make; a sweep's sweep.json names the launcher, and the overrides that `samewise sweep`
+runs again. In a folder that was received they are a stranger's words. A digest in the folder would be the stranger's own, so the signature has a key:
+HMAC-SHA256 over the file's bytes, kept beside it in `.signature`. Imports neither torch nor mlflow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from samewise.runner.errors import ConfigError, Problem, TrainingError
+from samewise.runner.records.files import read_text, write_atomically
+
+SIGNATURE = ".signature"
+NOT_YOURS = "was not made by you with this home folder"
+MAKES = "makes what its config.yaml names: classes of samewise, torch and your own packages"
+RUNS = "runs what its sweep.json names: a launcher, and the overrides of its points"
+_KEY_DIGITS = 64
+
+
+def sign(file: Path) -> bool:
+    """Remember that this user has made a run's config.yaml or a sweep's sweep.json, or trusts who has.
+
+    Returns:
+        Whether it could be: without a home that can be written, nothing is signed.
+    """
+    key, text = _key(), read_text(file)
+    if key is None or text is None:
+        return False
+    try:
+        write_atomically(file.with_name(SIGNATURE), _signature(key, file, text) + "\n")
+    except TrainingError:  # a folder that cannot be written: it is trusted this time
+        return False
+    return True
+
+
+def is_signed(file: Path) -> bool:
+    """Whether this user has signed the file as it is now."""
+    try:
+        signature, text = read_text(file.with_name(SIGNATURE)), read_text(file)
+    except ConfigError:
+        return False
+    key = _key() if signature else None
+    return key is not None and text is not None and hmac.compare_digest(str(signature).strip().encode(), _signature(key, file, text).encode())
+
+
+def is_trusted(file: Path, *, trust: bool) -> bool:
+    """Whether this user has signed the file, or says now to trust it (`--trust`), which is remembered."""
+    return is_signed(file) or (trust and (sign(file) or True))
+
+
+def require(file: Path, *, trust: bool, uses: str) -> None:
+    """Refuse a folder that this user has neither made nor trusted.
+
+    Args:
+        file: Its config.yaml or sweep.json.
+        trust: As in `is_trusted`.
+        uses: What the command is about to do with what the file says.
+
+    Raises:
+        ConfigError: it has no signature of this user's.
+    """
+    if not is_trusted(file, trust=trust):
+        hint = f"this command {uses}. If you trust whoever made the folder, add --trust; it is remembered"
+        raise ConfigError(Problem(str(file.parent), f"{NOT_YOURS}, or by a version of samewise that did not sign", hint=hint))
+
+
+def _signature(key: str, file: Path, text: str) -> str:
+    return hmac.new(bytes.fromhex(key), f"samewise {file.name}\0{text}".encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> str | None:
+    """The user's key, made where there is none; None where it cannot be."""
+    try:
+        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    except RuntimeError:  # a user without a home, as in containers
+        return None
+    file = home / "samewise" / "key"
+    try:
+        key = _read(file)
+        if key is None:
+            _make(file)
+            key = _read(file)
+    except (OSError, ConfigError):
+        return None
+    return key
+
+
+def _read(file: Path) -> str | None:
+    text = (read_text(file) or "").strip()
+    return text if len(text) == _KEY_DIGITS and all(digit in "0123456789abcdef" for digit in text) else None
+
+
+def _make(file: Path) -> None:
+    """Whole at once, and by one process alone: of two that make it at the same time, both then read the first one's."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = file.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
+            handle.write(secrets.token_hex(_KEY_DIGITS // 2) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)

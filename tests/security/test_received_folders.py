@@ -1,0 +1,249 @@
+"""A folder that someone else made is read, and runs nothing that it names, until its user says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.records import trust
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run root with a run and a sweep of one point."""
+    from samewise.runner.cli import main
+
+    home = tmp_path_factory.mktemp("made")
+    before = Path.cwd()
+    os.chdir(home)
+    try:
+        assert main(["train", *TINY, "name=one"]) == 0
+        assert main(["sweep", *TINY, "name=swept", "seed=0,1", "launcher.jobs=1"]) == 0
+    finally:
+        os.chdir(before)
+    return home
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = tmp_path / "home"
+    shutil.copytree(made, copy, symlinks=True)
+    monkeypatch.chdir(copy)
+    return copy
+
+
+@pytest.fixture
+def run(home: Path) -> Path:
+    return next(home.glob("runs/one/*"))
+
+
+@pytest.fixture
+def sweep(home: Path) -> Path:
+    return next(home.glob("runs/sweeps/*"))
+
+
+@pytest.fixture
+def picture(home: Path) -> Path:
+    from PIL import Image
+
+    Image.new("RGB", (32, 32)).save(home / "picture.png")
+    return home / "picture.png"
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's own package, with a data set that leaves a mark wherever it is told to."""
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    (folder / "lab_of_mine.py").write_text(
+        "from pathlib import Path\n"
+        "from samewise.datasets.generated import GeneratedClassification\n"
+        "class Cached(GeneratedClassification):\n"
+        "    def __init__(self, cache, **given):\n"
+        "        super().__init__(**given)\n"
+        "        Path(cache).write_text('it ran')\n"
+    )
+    (folder / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_of_mine"]\n')
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    sys.modules.pop("lab_of_mine", None)
+
+
+def received(run: Path, mark: Path) -> Path:
+    """The run as a stranger hands it on: its config names a class of the user's, with the stranger's arguments."""
+    text = (run / "config.yaml").read_text()
+    text, count = re.subn(
+        r"_target_: samewise.datasets.generated.GeneratedClassification\n( +)", rf"_target_: lab_of_mine.Cached\n\1cache: {mark}\n\1", text, count=0
+    )
+    assert count >= 2
+    (run / "config.yaml").write_text(text)
+    return run
+
+
+@pytest.mark.parametrize("command", ["eval", "predict", "verify"])
+def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(samewise, run, lab, picture, tmp_path, command) -> None:
+    mark = tmp_path / "mark"
+    received(run, mark)
+    given = (command, run, *([picture] if command == "predict" else []), *(["--anyway"] if command == "verify" else []))
+    done = samewise(*given)
+    assert done.returncode == 2, done.stdout
+    assert "was not made by you" in done.stderr
+    assert "--trust" in done.stderr
+    assert not mark.exists()
+    assert samewise(*given, "--trust").returncode == 0
+    assert mark.exists() or command == "predict"  # which needs no data
+    assert samewise(*given).returncode == 0
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n")  # trusted as it was
+    assert samewise(*given).returncode == 2
+
+
+def test_a_signature_of_a_stranger_s_is_none(samewise, run, tmp_path, monkeypatch) -> None:
+    mine = os.environ["XDG_CONFIG_HOME"]
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n")
+    assert trust.sign(run / "config.yaml")
+    assert trust.is_signed(run / "config.yaml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", mine)
+    assert not trust.is_signed(run / "config.yaml")
+    assert samewise("eval", run).returncode == 2
+
+
+def test_what_only_reads_needs_no_trust(samewise, run, sweep) -> None:
+    (run / ".signature").unlink()
+    (sweep / ".signature").unlink()
+    for given in (("diff", run, run), ("digest", run), ("sweep", sweep, "--status"), ("sweep", "--status"), ("report", sweep, "--no-mlflow")):
+        done = samewise(*given)
+        assert done.returncode == 0, (given, done.stderr)
+
+
+def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(samewise, run) -> None:
+    """`train` composes what it runs from the user's own command line."""
+    (run / ".signature").unlink()
+    assert samewise("train", *TINY, "name=one").returncode == 0
+    (run / "summary.json").unlink()
+    assert samewise("train", *TINY, "name=one").returncode == 0
+    assert samewise("eval", run).returncode == 0  # written by this user now
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """SLURM's commands, as ones that leave a mark."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
+        (folder / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/mark\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tmp_path / "mark"
+
+
+def on_a_cluster(sweep: Path, **changes: Any) -> None:
+    """The sweep as a stranger hands it on, with jobs that SLURM would be asked for."""
+    file = sweep / "sweep.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "launcher": {"_target_": "samewise.runner.launchers.slurm.Slurm"}, **changes}))
+    (sweep / "slurm").mkdir()
+    (sweep / "slurm" / "0001.json").write_text(json.dumps({"points": [0, 1], "job": "1", "variables": [{}, {}]}))
+
+
+def test_a_received_sweep_is_shown_and_its_launcher_runs_no_command_until_it_is_trusted(samewise, sweep, cluster) -> None:
+    on_a_cluster(sweep)
+    for given in (("sweep", sweep, "--status"), ("report", sweep)):
+        done = samewise(*given)
+        assert done.returncode == 0, done.stderr
+        assert "its launcher is not asked" in done.stderr
+    for given in (("sweep", sweep, "--cancel"), ("sweep", sweep), ("sweep", sweep, "--list"), ("sweep", *TINY, "name=swept", "seed=0,1", "launcher.jobs=1")):
+        done = samewise(*given)
+        assert done.returncode == 2, done.stdout
+        assert "--trust" in done.stderr
+    assert not cluster.exists()
+    samewise("sweep", sweep, "--status", "--trust")
+    assert cluster.exists()
+
+
+def test_a_sweep_s_folder_does_not_say_whose_packages_a_launcher_is_from(samewise, sweep, tmp_path, monkeypatch) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "strange_lab.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\nfrom samewise.runner.launchers.local import Local\nclass Mine(Local):\n    detached = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    on_a_cluster(sweep, launcher={"_target_": "strange_lab.Mine"}, packages=["strange_lab"], root=str(tmp_path))
+    done = samewise("sweep", sweep, "--status", "--trust")
+    assert done.returncode == 2, done.stdout
+    assert "outside the packages" in done.stderr
+    assert not mark.exists()
+
+
+def test_a_job_trains_under_another_home_than_that_of_the_sweep(sweep, tmp_path, monkeypatch) -> None:
+    """As in a pod, or on a machine whose home is not shared."""
+    from samewise.runner.launchers.job import main
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    for run in sweep.parents[1].glob("swept/*"):
+        shutil.rmtree(run)
+    for _ in range(2):  # and again, as after a preemption, where another pod has another key
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        assert main(sweep, 0) == 0
+        for summary in sweep.parents[1].glob("swept/*/summary.json"):
+            summary.unlink()
+
+
+def test_processes_that_make_the_key_at_once_have_one_key_that_only_the_user_can_read(tmp_path, clean_environment) -> None:
+    (tmp_path / "config.yaml").write_text("a: 1\n")
+    code = (
+        "import sys; sys.stdin.read(1); from pathlib import Path; from samewise.runner.records import trust; print(trust._key()); "
+        f"assert trust.sign(Path({str(tmp_path / 'config.yaml')!r}))"
+    )
+    environment = {**clean_environment, "XDG_CONFIG_HOME": str(tmp_path / "home"), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    started = [subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    for one in started:
+        assert one.stdin is not None
+        one.stdin.write("x")
+        one.stdin.flush()
+    keys = {one.communicate(timeout=60)[0].strip() for one in started}
+    assert len(keys) == 1
+    assert len(keys.pop()) == 64
+    assert all(one.returncode == 0 for one in started)
+    key = tmp_path / "home" / "samewise" / "key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert [one.name for one in key.parent.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize("spoilt", ["no folder can be made", "a key that is none"])
+def test_a_home_that_cannot_be_written_leaves_folders_unsigned_and_is_no_error(samewise, home, tmp_path, monkeypatch, spoilt) -> None:
+    config = tmp_path / "config"
+    if spoilt == "no folder can be made":
+        config.write_text("a file, in the place of the folder")
+    else:
+        (config / "samewise").mkdir(parents=True)
+        (config / "samewise" / "key").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
+    assert samewise("train", *TINY, "name=other").returncode == 0
+    run = next(home.glob("runs/other/*"))
+    assert not (run / ".signature").exists()
+    assert samewise("eval", run).returncode == 2
+    assert samewise("eval", run, "--trust").returncode == 0
+    assert samewise("eval", run).returncode == 2
+
+
+def test_a_user_without_a_home_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(cls: Callable[..., Any] = Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(Path, "home", none)
+    (tmp_path / "config.yaml").write_text("a: 1\n")
+    assert not trust.sign(tmp_path / "config.yaml")
+    assert not trust.is_signed(tmp_path / "config.yaml")
