@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseError
 from samewise.runner.records import locks
 
 if TYPE_CHECKING:
@@ -87,10 +87,12 @@ def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> SyncResult:
             return _synchronise(folder, settings, name)
     except locks.Held:
         return SyncResult(name, "in_progress" if locks.holder(folder.lock) else "ending")
-    except SamewiseError as error:
-        if asked:
+    except DamagedFile as error:
+        if asked:  # else the other runs are sent all the same
             raise
         return SyncResult(name, "failed", error=str(error.problems[0]).partition("\n")[0])
+    except SamewiseError:
+        raise
     except Exception as error:  # whatever the store or the network did; the next `sync` continues from there
         return SyncResult(name, "failed", error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
 

@@ -22,6 +22,7 @@ from types import FrameType
 from samewise.runner.errors import INTERRUPTED
 from samewise.runner.launchers import job
 from samewise.runner.launchers.submission import Submitted, unexplained
+from samewise.runner.processes.sealed import SECRET, new_secret
 
 _EVERY_S = 1.0
 _STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
@@ -62,7 +63,7 @@ class Batch:
         step += [f"--nodes={given['nodes']}", f"--ntasks={ranks}", f"--ntasks-per-node={given['tasks']}", f"--cpus-per-task={given['cpus']}"]
         point = [str(self._sweep.path), str(self._job.number)]
         module = ["samewise.runner.launchers.slurm_job", "rank", *point] if ranks > 1 else ["samewise.runner.launchers.job", *point]
-        meeting = {"MASTER_PORT": str(_free_port())} if ranks > 1 else {}
+        meeting = {"MASTER_PORT": str(_free_port()), SECRET: new_secret()} if ranks > 1 else {}
         command = [*step, given["python"], "-P", "-u", "-m", *module]
         process = subprocess.Popen(command, env={**os.environ, **self._job.variables, **meeting})
         told = 0.0

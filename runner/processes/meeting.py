@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, first_line
 
+LOOPBACK = "127.0.0.1"
 FAILED = "failed"
 """The key of that word."""
 
@@ -61,15 +63,19 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
         missing = ", ".join(name for name, value in given.items() if not value) or "a port"
         raise ConfigError(Problem("strategy", f"the environment lacks {missing}", where, f"{', '.join(given)}, as torchrun sets them"))
     told = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None) if address else None  # else torch takes a port in use for the agent's store
+    is_keeper = os.environ["RANK"] == "0" and not agent_keeps_it
+    host = LOOPBACK if is_all_here() else given["MASTER_ADDR"]
     try:
+        if is_keeper and host == LOOPBACK:
+            return store_on_this_machine(int(given["MASTER_PORT"]), timeout_s)
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            given["MASTER_ADDR"],
+            host,
             int(given["MASTER_PORT"]),
-            is_master=os.environ["RANK"] == "0" and not agent_keeps_it,
+            is_master=is_keeper,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
         )
-    except RuntimeError as error:
+    except (RuntimeError, OSError, OverflowError) as error:
         path = "strategy.init_method" if address else "MASTER_PORT"
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
             raise ConfigError(Problem(path, "another program uses this port", where, "a free port")) from None
@@ -79,6 +85,40 @@ def _tcp_store(address: str, timeout_s: float) -> Any:
     finally:
         if told is not None:
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = told
+
+
+def is_all_here() -> bool:
+    """Whether all ranks are on this machine, as far as the environment says."""
+    if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE"):
+        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("MASTER_ADDR") == LOOPBACK  # torchrun's is where torchrun says
+    return os.environ.get("MASTER_ADDR") in (LOOPBACK, "localhost", "::1")
+
+
+def stay_here() -> None:
+    """Have gloo, and the calls of `rpc`, listen to this machine alone. Where they listen is the environment's to say, if it does."""
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
+
+
+def store_on_this_machine(port: int, timeout_s: float) -> Any:
+    """A store that takes connections from this machine alone: torch's own would from any.
+
+    Args:
+        port: Where; 0: any that is free.
+        timeout_s: Of its operations.
+
+    Raises:
+        OSError: another program uses the port.
+    """
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((LOOPBACK, port))
+        listening.listen(512)
+        port = listening.getsockname()[1]
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            LOOPBACK, port, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False, master_listen_fd=listening.detach()
+        )
 
 
 def _file_store(path: Path, timeout_s: float) -> Any:

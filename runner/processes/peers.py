@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, first_line
-from samewise.runner.processes.meeting import announce, first_failure, meeting_point, wait_for
+from samewise.runner.processes.meeting import announce, first_failure, is_all_here, meeting_point, stay_here, wait_for
+from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import is_rank
 
+_GATHERED, _FIRST = "gathered", "from rank 0"
 _pretending = contextvars.ContextVar("pretending", default=False)
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # pyright: ignore[reportDeprecated]
@@ -117,12 +119,12 @@ class Processes(Peers):
     def gather(self, value: Any) -> list[Any]:
         """As torch's `all_gather_object`, which takes two collectives for every message; here a short one, such as a step's, takes one."""
         self.doing = "exchanging small values"
-        said = pickle.dumps(value)
+        said = seal(pickle.dumps(value), _GATHERED)
         messages = self._gathered(said, self.ROOM)
         longest = max(length for length, _ in messages)
         if longest > self.ROOM - 8:
             messages = self._gathered(said, -(-longest // 8) * 8 + 8)
-        return [pickle.loads(body) for _, body in messages]
+        return [pickle.loads(unseal(body, _GATHERED)) for _, body in messages]
 
     def _gathered(self, said: bytes, room: int) -> list[tuple[int, bytes]]:
         mine, everyone = torch.zeros(room, dtype=torch.uint8), torch.empty(self.size * room, dtype=torch.uint8)
@@ -144,14 +146,21 @@ class Processes(Peers):
                 announce(error)
                 outcome, raised = (False, f"{type(error).__name__}: {error}"), error
         self.doing = "waiting for a message from rank 0"
-        heard = [outcome]
-        dist.broadcast_object_list(heard, src=0, device=torch.device("cpu"))
-        done, value = heard[0]
+        said = seal(pickle.dumps(outcome), _FIRST) if self.rank == 0 else b""
+        heard = self._from_first(said)
         if raised:
             raise raised
+        done, value = outcome if self.rank == 0 else pickle.loads(unseal(heard, _FIRST))
         if not done:
             raise PeerFailed(Problem(f"rank {self.rank}", f"stopped, because rank 0 did: {value}"))
         return value
+
+    def _from_first(self, said: bytes) -> bytes:
+        length = torch.tensor([len(said)])
+        dist.broadcast(length, src=0)
+        message = torch.frombuffer(bytearray(said), dtype=torch.uint8) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(message, src=0)
+        return message.numpy().tobytes() if self.rank else said
 
     def explain(self, error: BaseException, *, step: int) -> BaseException:
         if isinstance(error, SamewiseError) or not isinstance(error, RuntimeError) or not _CONNECTION.search(str(error)):
@@ -299,6 +308,8 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
         return Pretended(None, rank=rank, size=size, timeout_s=timeout_s)
+    if is_all_here():
+        stay_here()
     store = meeting_point(join_timeout_s, init_method)
     store.set(f"joined/{rank}", "")
     expected = [f"joined/{number}" for number in range(size)]

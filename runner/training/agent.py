@@ -14,8 +14,10 @@ from typing import Any, final
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.errors import Problem
+from samewise.runner.processes.sealed import SECRET, new_secret
 from samewise.runner.records.files import read_json
 
+LOOPBACK = "127.0.0.1"
 _PATIENCE_S = 10
 """How long ranks that hang are waited for once another has said why it ends."""
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -30,7 +32,6 @@ def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | N
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
     for name in ("agent.server", "multiprocessing"):  # what happened to the ranks is told once, by `_told`
         for part in (f"torch.distributed.elastic.{name}.api", f"torch.distributed.elastic.{name}"):
@@ -38,18 +39,10 @@ def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | N
     strategy = composed.cfg.strategy
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's own account of lost connections: ours says the same once
-    parameters = RendezvousParameters(
-        backend="c10d",
-        endpoint="localhost:0",
-        run_id=uuid.uuid4().hex,
-        min_nodes=1,
-        max_nodes=1,
-        local_addr="localhost",
-        join_timeout=int(strategy.join_timeout_s),
-    )
+    os.environ[SECRET] = new_secret()
     logs = composed.folder.path / "ranks"
     logs.mkdir(parents=True, exist_ok=True)
-    handler = registry.get_rendezvous_handler(parameters)
+    handler = _meeting_here(float(strategy.join_timeout_s))
     spec = WorkerSpec(
         role="rank",
         local_world_size=nproc,
@@ -58,7 +51,7 @@ def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | N
         rdzv_handler=handler,
         max_restarts=strategy.max_restarts,
         monitor_interval=0.1,
-        local_addr="localhost",
+        local_addr=LOOPBACK,
     )
     quiet = dict.fromkeys(range(1, nproc), Std.ALL)
     progress = partial(_newest, composed.folder.checkpoints)
@@ -74,6 +67,44 @@ def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | N
     rank, failure = _first_to_die(result)
     hint = "run the same command again to resume from the last checkpoint; strategy.max_restarts=3 does so automatically"
     return Problem(f"rank {rank}", f"{_how(failure.exitcode)}; what it wrote is in {logs}", hint=hint), agent.lost
+
+
+def _meeting_here(timeout_s: float) -> Any:
+    """Where the agent and its ranks meet: a store that this machine alone reaches. torch's own take connections from anywhere, and unpickle."""
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+    from samewise.runner.processes.meeting import store_on_this_machine
+
+    @final
+    class Here(RendezvousHandler):
+        use_agent_store = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+        def __init__(self) -> None:
+            self._id, self._store = uuid.uuid4().hex, store_on_this_machine(0, timeout_s)
+
+        def get_backend(self) -> str:
+            return "here"
+
+        def next_rendezvous(self) -> RendezvousInfo:
+            return RendezvousInfo(PrefixStore(self._id, self._store), 0, 1, RendezvousStoreInfo(LOOPBACK, self._store.port))
+
+        def is_closed(self) -> bool:
+            return False
+
+        def set_closed(self) -> None:
+            pass
+
+        def num_nodes_waiting(self) -> int:
+            return 0
+
+        def get_run_id(self) -> str:
+            return self._id
+
+        def shutdown(self) -> bool:
+            return True
+
+    return Here()
 
 
 def _first_to_die(result: Any) -> tuple[int, Any]:

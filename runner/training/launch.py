@@ -27,6 +27,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError, describe
+from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.training.agent import outcomes, run_agent
@@ -154,12 +155,12 @@ def _agreed(
     if main:
         check()
         done = look()
-        store.set("config", json.dumps({"config": compose.dump(composed), "done": done}))
+        store.set("config", seal(json.dumps({"config": compose.dump(composed), "done": done}).encode(), "what to train"))
         return composed, done
     missing = wait_for(store, ["config"], timeout_s)
     if missing:
         raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 did not say within {timeout_s:g} s what to train", timeout_s))
-    said = json.loads(store.get("config"))
+    said = json.loads(unseal(store.get("config"), "what to train"))
     return dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said["done"]
 
 

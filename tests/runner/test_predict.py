@@ -213,7 +213,7 @@ def test_predicting_needs_no_data_set(samewise, runs, tmp_path):
     run = Path(shutil.copytree(runs["separation"], tmp_path / "run", symlinks=True))
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("samewise.datasets.generated_mixtures.GeneratedMixtures", "samewise.datasets.librimix.LibriMix"))
-    assert predicted(samewise, run, recording(tmp_path / "a.wav"))
+    assert predicted(samewise, run, recording(tmp_path / "a.wav"), "--trust")
 
 
 def test_what_cannot_be_is_said(samewise, runs, tmp_path):

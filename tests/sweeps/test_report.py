@@ -229,7 +229,9 @@ def shown(value: float) -> str:
 @pytest.mark.parametrize(("tries", "filter_by"), [((1, 1), "tags.sweep = 'some-1'"), ((1, 0), "attributes.run_id IN ('run1', 'run0')")])
 def test_the_address_of_the_table_has_all_runs_also_one_that_another_sweep_has_trained(tmp_path, tries, filter_by) -> None:
     folder = SweepFolder(tmp_path / "sweeps" / "some-1")
-    folder.write_facts({"tracking": {"uri": "http://host:5000/"}, "run_root": str(tmp_path)})
+    facts = {"id": "some-1", "name": "some", "overrides": [], "root": "", "packages": [], "configs": []}
+    parts = {"launcher": {"_target_": ""}, "sweeper": {"_target_": ""}, "tracking": {"enabled": True, "uri": "http://host:5000/"}}
+    folder.write_facts({**facts, **parts, "run_root": str(tmp_path)})
     found = []
     for number, count in enumerate(tries):
         one = outcome(number, float(number), a=str(number))

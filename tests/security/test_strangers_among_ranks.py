@@ -1,0 +1,151 @@
+"""The ranks of a run speak to each other alone.
+
+No other machine reaches ranks of one machine, and what another process says in a rank's place is not unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_epochs=100000", "max_steps=100000", "callbacks=none", "tracking=none")
+RANKS = (*TINY, "strategy=elastic", "replicas=2", "strategy.nproc=2")
+SAYS = """
+import os, sys
+import torch.distributed as dist
+from samewise.runner.processes.peers import Processes
+
+class Attack:
+    def __reduce__(self):
+        return os.system, (f"touch {sys.argv[2]}",)
+
+rank = int(os.environ["RANK"])
+store = dist.FileStore(sys.argv[1], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+peers = Processes(store, rank=rank, size=2, timeout_s=30)
+said = Attack() if os.environ["STRANGER"] == str(rank) else "a rank"
+try:
+    heard = peers.gather(said) if sys.argv[3] == "gather" else peers.first(lambda: said)
+except Exception as error:
+    print(error, flush=True)
+    os._exit(1)
+os._exit(0)
+"""
+
+
+class Attack:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("guess", ["the secret", "another"])
+@pytest.mark.parametrize("way", ["gather", "first"])
+def test_what_a_stranger_says_in_a_rank_s_place_is_not_unpickled(tmp_path, clean_environment, way, guess) -> None:
+    mark, stranger = tmp_path / "mark", 1 if way == "gather" else 0
+    started = []
+    for rank in (0, 1):
+        secret = {"SAMEWISE_SECRET": guess if rank == stranger else "the secret"}
+        environment = {**clean_environment, **secret, "RANK": str(rank), "WORLD_SIZE": "2", "STRANGER": str(stranger)}
+        environment |= {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, "-c", SAYS, str(tmp_path / "store"), str(mark), way]
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    said = [one.communicate(timeout=90)[0] for one in started]
+    if guess == "the secret":  # else the test could not fail
+        assert mark.exists(), said
+        return
+    victim = 1 - stranger
+    assert started[victim].returncode == 1
+    assert "was told something that no rank of this run has said" in said[victim]
+    assert not mark.exists()
+
+
+def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path, monkeypatch) -> None:
+    from samewise.runner.config.compose import compose
+    from samewise.runner.config.project import Project
+    from samewise.runner.errors import SamewiseError
+    from samewise.runner.processes import meeting
+    from samewise.runner.training.launch import rank
+
+    store = dist.HashStore()
+    store.set("config", json.dumps({"config": "model: null", "done": {"status": "finished"}}))
+    monkeypatch.setattr(meeting, "_met", {"store": store})
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "SAMEWISE_SECRET": "secret"}.items():
+        monkeypatch.setenv(name, value)
+    composed = compose(["experiment=resnet18_digits", f"run_root={tmp_path}"], project=Project(tmp_path))
+    with pytest.raises(SamewiseError, match="no rank of this run has said"):
+        rank(composed, as_json=False, look=lambda: None, check=lambda: None)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[psutil.Process]:
+    """A run of two ranks on this machine, once both take steps."""
+    command = [sys.executable, "-m", "samewise", "train", *RANKS, f"run_root={tmp_path}"]
+    with open(tmp_path / "said", "wb") as said:
+        process = psutil.Popen(command, stdout=said, stderr=said)
+    try:
+        end = time.monotonic() + 120
+        while not any(path.read_bytes().count(b"\n") > 2 for path in tmp_path.glob("*/*/trace.jsonl")):
+            assert process.poll() is None, (tmp_path / "said").read_text()
+            assert time.monotonic() < end, (tmp_path / "said").read_text()
+            time.sleep(0.1)
+        yield process
+    finally:
+        family = [process]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += process.children(recursive=True)
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(family, timeout=20)
+
+
+def listening(process: psutil.Process) -> list[tuple[str, int]]:
+    """Where a process and its children take connections."""
+    family = [process, *process.children(recursive=True)]
+    return [tuple(one.laddr) for each in family for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+
+
+def test_ranks_of_one_machine_listen_to_it_alone_and_unpickle_nothing_from_their_store(training, tmp_path) -> None:
+    places = listening(training)
+    assert places
+    assert {host for host, _ in places} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, places
+    ranks = [one for one in training.children(recursive=True) if "launch" in " ".join(one.cmdline())]
+    store = dist.TCPStore("127.0.0.1", int(ranks[0].environ()["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
+    keys, payload = store.list_keys(), pickle.dumps(Attack(tmp_path / "mark"))
+    assert keys
+    for key in keys:
+        store.set(key, payload)
+    ranks[-1].kill()  # the others, and the agent, look into their store
+    with contextlib.suppress(psutil.TimeoutExpired):
+        training.wait(30)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_store_on_this_machine_is_not_reached_by_its_name_in_the_network() -> None:
+    from samewise.runner.processes.meeting import store_on_this_machine
+
+    store = store_on_this_machine(0, 10.0)
+    store.set("key", "value")
+    socket.create_connection(("127.0.0.1", store.port), timeout=5).close()
+    outside = {one.address for some in psutil.net_if_addrs().values() for one in some if one.family == socket.AF_INET and not one.address.startswith("127.")}
+    for address in (*outside, "127.0.0.2"):
+        with pytest.raises((ConnectionError, TimeoutError)):
+            socket.create_connection((address, store.port), timeout=2)
