@@ -11,6 +11,7 @@ from functools import partial
 
 from samewise.runner.commands import commands
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, describe, nearest
+from samewise.runner.secrets import plain_output
 
 
 def entry() -> None:
@@ -19,6 +20,7 @@ def entry() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
+@plain_output()
 def main(argv: Sequence[str]) -> int:
     """Run one command.
 

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from samewise.runner.secrets import redact
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -133,7 +135,12 @@ def ends_process(who: str, error: SystemExit) -> tuple[str, str]:
 
 
 def describe(error: BaseException) -> tuple[int, str]:
-    """The exit code for an error, and the message to show."""
+    """The exit code for an error, and the message to show or to write down, without secrets."""
+    code, message = _described(error)
+    return code, redact(message)
+
+
+def _described(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SamewiseError):
         count = len(error.problems)
         lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]

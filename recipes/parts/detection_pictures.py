@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
+from samewise.recipes.parts.figures import save_figure, take_literally
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +36,7 @@ def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[I
         _draw(place, thumbnail, image, names, least)
     figure.suptitle(f"true boxes: thin white; detections with a score of at least {least:g}, or the three best: colour of the class", fontsize=11)
     _pull_labels_inside(figure)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[str], *, least: float = 0.3) -> Path:
@@ -49,7 +50,7 @@ def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[s
     axes.set_axis_off()
     _draw(axes, (picture.clamp(0, 1) * 255).round().to(torch.uint8), image, names, least)
     _pull_labels_inside(figure)
-    figure.savefig(path)
+    save_figure(figure, path)
     return path
 
 
@@ -66,7 +67,7 @@ def save_precision_recall(path: Path, found: AveragePrecision, names: Sequence[s
     axes.grid(alpha=0.3)
     if chosen:
         axes.legend(fontsize=8, title="AP of class")
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def save_class_precision(path: Path, found: AveragePrecision, names: Sequence[str]) -> None:
@@ -98,6 +99,7 @@ def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], lea
 
 def _pull_labels_inside(figure: Figure) -> None:
     """Move each label that reaches over an edge of its picture by as much; one that is wider keeps its beginning."""
+    take_literally(figure)
     figure.draw_without_rendering()
     for axes in figure.axes:
         frame = axes.get_window_extent()

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from samewise.recipes.parts.figures import save_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -89,7 +91,7 @@ class PredictionSheet:
         wrong = sum(item.label != item.prediction for item in shown)
         title = f"{wrong} wrong predictions (red), {len(shown) - wrong} right: largest loss first"
         axes.text(width / 2, _TITLE / 2, title, fontsize=10, ha="center", va="center")
-        figure.savefig(path)
+        save_figure(figure, path)
 
 
 def save_image_grid(path: Path, images: Tensor, *, columns: int = 8, side: int = 64) -> None:
@@ -129,7 +131,7 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
         for true, predicted in confusion.nonzero().tolist():
             colour = "white" if shares[true, predicted] > 0.5 else "black"
             axes.text(predicted, true, str(int(confusion[true, predicted])), ha="center", va="center", fontsize=8, color=colour)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import soundfile
 from torch import Tensor
 
+from samewise.recipes.parts.figures import save_figure
 from samewise.recipes.parts.transcripts import spectrogram
 
 
@@ -39,5 +40,5 @@ def save_spectrograms(path: Path, rows: Sequence[Sequence[tuple[str, Tensor]]], 
         axes.set_xlabel("seconds", fontsize=7)
     for places in grid:
         places[0].set_ylabel("kHz", fontsize=7)
-    figure.savefig(path)
+    save_figure(figure, path)
     return path

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from samewise.recipes.parts.figures import save_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -80,7 +82,7 @@ def save_spectrograms(path: Path, lines: Sequence[Line]) -> None:
     figure = Figure(figsize=(10.0, 1.9 * len(shown)), dpi=100, layout="constrained")
     for axes, (line, picture) in zip(figure.subplots(len(shown), 1, squeeze=False).flatten(), shown, strict=True):
         _draw(axes, picture, f"said: {_short(line.reference)}\nread: {_short(line.hypothesis)}", line.seconds, "crimson" if line.edits else "black")
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def save_spectrogram(path: Path, picture: Tensor, *, title: str, seconds: float | None) -> None:
@@ -89,7 +91,7 @@ def save_spectrogram(path: Path, picture: Tensor, *, title: str, seconds: float 
 
     figure = Figure(figsize=(10.0, 2.2), dpi=100, layout="constrained")
     _draw(figure.subplots(), picture, _short(title), seconds, "black")
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def spectrogram(waveform: Tensor, *, height: int = 64, width: int = 400) -> Tensor:
@@ -121,7 +123,7 @@ def _marked(reference: str, hypothesis: str) -> tuple[str, str]:
 
 
 def _short(text: str, longest: int = 150) -> str:
-    return text.replace("$", r"\$") if len(text) <= longest else text[: longest - 1].replace("$", r"\$") + "…"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 _PAGE = """<!doctype html>

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, final
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from samewise.runner.interfaces import Callback, Outcome, RunView
+from samewise.runner.records.console import PlainConsole
 
 
 @final
@@ -23,7 +23,7 @@ class ProgressBar(Callback):
 
     def __init__(self, *, refresh_s: float = 0.2) -> None:
         self._refresh_s = refresh_s
-        self._console = Console(stderr=True)
+        self._console = PlainConsole(stderr=True)
         self._bar: Progress | None = None
         self._task: Any = None
         self._drawn = 0.0
@@ -34,10 +34,10 @@ class ProgressBar(Callback):
         if sys.stderr.isatty() and run.is_main:
             columns = (
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[loss]}"),
+                TextColumn("{task.fields[loss]}", markup=False),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
             )

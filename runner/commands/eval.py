@@ -60,7 +60,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.records import checkpoint, sources
     from samewise.runner.training.build import build
-    from samewise.runner.training.evaluation import measure_split, models_to_evaluate, require_weights
+    from samewise.runner.training.evaluation import draw, measure_split, models_to_evaluate, require_weights
     from samewise.runner.training.state import restore
 
     kept = checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint)
@@ -76,11 +76,10 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
         models = {drawn: models[drawn]}
     name = "-".join(filter(None, (args.split, f"{kept.step:08d}", args.weights)))
     pictures = args.pictures or folder.path / "eval" / name
-    pictures.mkdir(parents=True, exist_ok=True)
     metrics: dict[str, float] = {}
     for prefix, model in models.items():
         scores = measure_split(run, args.split, model)
         metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
         if prefix == drawn:
-            scores.save_pictures(pictures)
+            draw(scores, pictures)
     return kept.step, metrics, pictures

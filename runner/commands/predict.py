@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -73,8 +74,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(predictor: Predictor, file: Path, output: Path, name: str, *, as_json: bool) -> None:
+    from samewise.runner.errors import Problem, first_line, raised_at
+
     prediction = predictor.predict(file)
-    values, made = prediction.values(), [str(path) for path in prediction.save(output, name)]
+    values, made = prediction.values(), list[str]()
+    try:
+        made += [str(path) for path in prediction.save(output, name)]
+    except Exception as error:  # what the model makes of the file is told without its picture
+        print(f"warning: {Problem(str(file), f'its picture could not be drawn: {first_line(error)}', hint=raised_at(error))}", file=sys.stderr)
     if as_json:
         print(json.dumps({"file": str(file), **values, "files": made}), flush=True)
         return

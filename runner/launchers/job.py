@@ -24,10 +24,12 @@ from samewise.runner.records import locks
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.summary import print_summary
 from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.secrets import plain_output
 
 _PATIENCE_S = 120.0
 
 
+@plain_output()
 def main(sweep: Path, number: int) -> int:
     """Train a point of a sweep; nothing is trained where its run is done."""
     from samewise.runner.config import compose, project

@@ -18,6 +18,7 @@ from types import FrameType
 
 from samewise.runner.errors import INTERRUPTED
 from samewise.runner.launchers.submission import Submitted, unexplained
+from samewise.runner.secrets import plain_output
 
 _EVERY_S = 1.0
 
@@ -84,6 +85,7 @@ class Pod:
             self._run.send_signal(signal.SIGTERM)
 
 
+@plain_output()
 def main(file: Path) -> int:
     """Be the pod of one index."""
     if not file.is_file():

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.folder import RunFolder
 
 
@@ -26,7 +25,7 @@ def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | N
     if as_json:
         print(json.dumps({**summary, "folder": str(folder.path)}))
         return
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = PlainConsole(soft_wrap=True, highlight=False)
     console.print("finished" if fresh else "already finished: nothing to train", style="bold green")
     rows = _rows(summary, folder, uri)
     width = max(len(name) for name, _ in rows)

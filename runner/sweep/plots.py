@@ -51,8 +51,8 @@ def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
         margins = [0.0 if math.isnan(level.spread.margin) else level.spread.margin for level in effect.levels]
         axes.errorbar(places, means, yerr=margins, fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
     share = "" if math.isnan(effect.share) else f": {effect.share:.0%} of the variance"
-    axes.set_title(f"{effect.key.lstrip('+~')}{share}", fontsize=9)
-    axes.set_ylabel(found[0].point.monitor, fontsize=8)
+    axes.set_title(_literal(f"{effect.key.lstrip('+~')}{share}"), fontsize=9)
+    axes.set_ylabel(_literal(found[0].point.monitor), fontsize=8)
 
 
 def seeds_plot(found: Sequence[PointResult]) -> str:
@@ -68,7 +68,7 @@ def seeds_plot(found: Sequence[PointResult]) -> str:
         axes.errorbar([total.mean], [place], xerr=[margin], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
     axes.set_yticks(range(len(settings)), [_shortened(label(setting[0].point.values), 60) for setting in settings])
     axes.invert_yaxis()
-    axes.set_xlabel(f"{found[0].point.monitor}: seeds, mean, 95 % interval of the mean", fontsize=8)
+    axes.set_xlabel(f"{_literal(found[0].point.monitor)}: seeds, mean, 95 % interval of the mean", fontsize=8)
     return _svg(figure)
 
 
@@ -93,7 +93,7 @@ def curves_plot(found: Sequence[PointResult], metric: str) -> str:
     if names:
         axes.legend(handles[::-1], names[::-1], fontsize=7, frameon=False)
     axes.set_xlabel("step", fontsize=8)
-    axes.set_ylabel(metric, fontsize=8)
+    axes.set_ylabel(_literal(metric), fontsize=8)
     return _svg(figure)
 
 
@@ -107,8 +107,8 @@ def objectives_plot(found: Sequence[PointResult], objectives: Mapping[str, str])
     front = sorted((one.best[first], one.best[second]) for one in best)
     if front:
         axes.plot(*zip(*front, strict=True), color=_COLOURS[0], marker="o", markersize=5, linewidth=1)
-    axes.set_xlabel(f"{first} ({objectives[first]})", fontsize=8)
-    axes.set_ylabel(f"{second} ({objectives[second]})", fontsize=8)
+    axes.set_xlabel(_literal(f"{first} ({objectives[first]})"), fontsize=8)
+    axes.set_ylabel(_literal(f"{second} ({objectives[second]})"), fontsize=8)
     return _svg(figure)
 
 
@@ -131,4 +131,9 @@ def _svg(figure: Figure) -> str:
 
 
 def _shortened(text: str, most: int = 24) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return _literal(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def _literal(text: str) -> str:
+    """A name in which no dollar begins a formula. The labels of a logarithmic axis are formulas."""
+    return text.replace("$", r"\$")

@@ -6,11 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from samewise.runner.records import shapes
+from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.results import PointResult, State, latest
@@ -28,9 +29,9 @@ class Watcher:
         console: Where; standard error if not given.
     """
 
-    def __init__(self, folder: SweepFolder, *, total: int | None, console: Console | None = None) -> None:
+    def __init__(self, folder: SweepFolder, *, total: int | None, console: PlainConsole | None = None) -> None:
         self._folder, self.total = folder, total
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console or PlainConsole(stderr=True, highlight=False, soft_wrap=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
         self._counts = Counter[State]()
         self._drawn = 0.0

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.sweep_folder import SweepFolder, label, short
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.curves import Cost
@@ -45,18 +46,18 @@ def as_plain_values(one: PointResult) -> dict[str, Any]:
 def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: str = "") -> None:
     """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval; and the command that says `more`."""
     console = _console()
-    console.print(f"{folder.id}: {counted(found)}", markup=False)
+    console.print(f"{folder.id}: {counted(found)}")
     if not found:
         return
     console.print(_table(setting_rows(found)[:_MOST], right=(found[0].point.monitor, "std", "95 % interval", "seeds", "time")))
     best = next((one for one in rank_settings(found)[0] if one.state is State.finished and not math.isnan(one.value)), None)
     if best:
-        console.print(f"best     {label(best.point.values)}\nfolder   {best.point.folder}", markup=False)
+        console.print(f"best     {label(best.point.values)}\nfolder   {best.point.folder}")
         if more:
-            console.print(f"report   {more}", markup=False)
+            console.print(f"report   {more}")
     for one in found:
         if one.state is State.failed:
-            console.print(f"failed   {one.point.label}: {one.reason} ({folder.log(one.point.number)})", style="red", markup=False)
+            console.print(f"failed   {one.point.label}: {one.reason} ({folder.log(one.point.number)})", style="red")
 
 
 def print_pages(folder: SweepFolder, found: Sequence[PointResult]) -> None:
@@ -66,7 +67,7 @@ def print_pages(folder: SweepFolder, found: Sequence[PointResult]) -> None:
         return
     console = _console()
     opens = f" (after `{known.opens}`)" if known.opens else ""
-    console.print(f"compare  {known.compare}{opens}\ntable    {known.table}", markup=False)
+    console.print(f"compare  {known.compare}{opens}\ntable    {known.table}")
 
 
 def print_effects(effects: Sequence[Effect]) -> None:
@@ -91,9 +92,9 @@ def print_cost(spent: Cost) -> None:
 def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tuple[int, str] | None) -> None:
     """Every point and where it stands."""
     console = _console()
-    console.print(f"{folder.id}: {counted(found)}", markup=False)
+    console.print(f"{folder.id}: {counted(found)}")
     if held:
-        console.print(f"run by process {held[0]} on {held[1]}", markup=False)
+        console.print(f"run by process {held[0]} on {held[1]}")
     monitor = found[0].point.monitor if found else "metric"
     rows: list[Row] = [
         {
@@ -118,13 +119,13 @@ def _table(rows: Sequence[Row], *, right: Sequence[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = columns(rows)
     for name in names:
-        table.add_column(name, justify="right" if name in right else "left")
+        table.add_column(Text(name), justify="right" if name in right else "left")
     for row in rows:
-        table.add_row(*(str(row.get(name, "")) for name in names))
+        table.add_row(*(Text(str(row.get(name, ""))) for name in names))
     return table
 
 
-def _console() -> Console:
+def _console() -> PlainConsole:
     """Standard output; a pipe or a file is as wide as a table needs."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=400)
+    console = PlainConsole(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else PlainConsole(highlight=False, soft_wrap=True, width=400)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 
 from samewise.runner.data import streams
 from samewise.runner.data.loading import Loader, evaluation_keys
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.interfaces import Scores
 from samewise.runner.training.run import Run, Split
 
@@ -32,6 +34,16 @@ def evaluate(run: Run) -> None:
 def validate(run: Run) -> dict[str, Scores]:
     """The scores of each of the `models_to_evaluate` on the validation split: `valid`, `ema/valid`."""
     return {f"{prefix}valid": measure_split(run, "valid", model) for prefix, model in models_to_evaluate(run).items()}
+
+
+def draw(scores: Scores, folder: Path) -> None:
+    """Write what a person would look at into `folder`. A picture that cannot be drawn is no reason to lose a run: a warning says why."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scores.save_pictures(folder)
+    except Exception as error:
+        reason = f"not all pictures could be drawn: {type(error).__name__}: {first_line(error)}"
+        print(f"warning: {Problem(str(folder), reason, hint=raised_at(error))}", file=sys.stderr)
 
 
 def models_to_evaluate(run: Run) -> dict[str, nn.Module]:

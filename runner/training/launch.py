@@ -30,6 +30,7 @@ from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingErr
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
 from samewise.runner.records.files import read_json, write_json
+from samewise.runner.secrets import plain_output
 from samewise.runner.training.agent import outcomes, run_agent
 
 
@@ -164,6 +165,7 @@ def _agreed(
     return dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said["done"]
 
 
+@plain_output()
 def main(handed: Path) -> int:
     """A rank that `launch` has started: read what was handed down, train, and leave word of how it ended."""
     number = int(os.environ["RANK"])

@@ -21,7 +21,7 @@ from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, write_atomically, write_json
 from samewise.runner.tracking.tracker import Silent, open_tracker
-from samewise.runner.training.evaluation import rehearse, validate
+from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.misfits import misfit, refused_operator
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
@@ -126,9 +126,7 @@ def _leave_results(run: Run) -> None:
     scores = run.recorder.scores or validate(run)  # resumed after the last evaluation: its scores were not saved
     if run.strategy.peers.is_main:
         for name, score in scores.items():
-            folder = run.folder.artifacts / name
-            folder.mkdir(parents=True, exist_ok=True)
-            score.save_pictures(folder)
+            draw(score, run.folder.artifacts / name)
 
 
 def _close(run: Run, status: str) -> None:

@@ -1,0 +1,26 @@
+"""Where coloured text goes: rich's console, to which what it is told is text and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import IO, Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from samewise.runner.secrets import printable, redact, unfiltered
+
+
+class PlainConsole(Console):
+    """Takes no markup out of names, lets no name steer the terminal, and hides secrets. Its arguments are rich's."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(redact(segment.text)), segment.style)
+
+    @property
+    def file(self) -> IO[str]:
+        return unfiltered(super().file)

@@ -1,0 +1,96 @@
+"""What is not written down or shown: passwords and tokens; and what would make a terminal do something."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+HIDDEN = "***"
+
+_WORDS = r"(?:[\w.-]*[_.-])?(?:password|passwd|secret|secrets|api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|credentials?)"
+_TOKENS = r"(?:[\w.-]*[_.-])?(?:access|auth|api|bearer|refresh|session|security|tracking|hf|github|gitlab)[_-]token"
+"""Not `unk_token`, which is a word of a vocabulary."""
+_NAMES = rf"(?i:{_WORDS}|{_TOKENS}|(?:[\w.-]*\.)?token)|[A-Z0-9_]+_TOKEN"
+_KEY = re.compile(_NAMES)
+_USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@'\"]+)(?=@)")
+_QUERY = re.compile(r"([?&](?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)=)([^\s&'\"]+)", re.IGNORECASE)
+_GIVEN = re.compile(rf"((?<![\w.-])(?:--)?(?:{_NAMES})=['\"]?|['\"](?:{_NAMES})['\"]: *['\"]?|^\s*(?:{_NAMES}): *['\"]?)([^\s&'\",;}}\]]+)", re.MULTILINE)
+_NOTHING = ("null", "None", "none", "true", "false", HIDDEN, "")
+_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that turn the direction of writing, so that a line reads as another."""
+
+
+def redact(text: str) -> str:
+    """The text with stars for what may open something: user and password of an address, and the values of names such as `token` and `password`."""
+    if "://" in text:
+        text = _QUERY.sub(_starred, _USER.sub(_starred, text))
+    return _GIVEN.sub(_starred, text) if _KEY.search(text) else text
+
+
+def redact_values(value: Any) -> Any:
+    """Plain values with the same done to every text in them, and to whatever stands under such a name."""
+    if isinstance(value, Mapping):
+        return {key: _under(str(key), part) for key, part in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [redact_values(part) for part in cast(Sequence[Any], value)]
+    return redact(value) if isinstance(value, str) else value
+
+
+def printable(text: str) -> str:
+    """The text with characters that steer a terminal (escapes, carriage returns) spelled as Python does; lines and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(one if one in "\n\t" or not (one in _TURNING or unicodedata.category(one) in ("Cc", "Cs")) else _spelled(one) for one in text)
+
+
+class PlainStream:
+    """A stream that gives on what it is told, printable and without secrets.
+
+    Args:
+        raw: Where it goes: standard output or error.
+    """
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        lead = "\r" if text.startswith("\r") else ""  # a library's bar of a download begins its line anew
+        return self.raw.write(lead + printable(redact(text[len(lead) :])))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+@contextmanager
+def plain_output() -> Generator[None]:
+    """All that is printed within goes through such streams."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, PlainStream(unfiltered(stream))) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def unfiltered(stream: TextIO) -> TextIO:
+    """The stream itself, for who colours what is printable already."""
+    return stream.raw if isinstance(stream, PlainStream) else stream
+
+
+def _under(key: str, value: Any) -> Any:
+    if isinstance(value, str) and _KEY.fullmatch(key) and value not in _NOTHING:
+        return HIDDEN
+    return redact_values(value)
+
+
+def _starred(found: re.Match[str]) -> str:
+    before, value = found.groups()
+    return found[0] if value in _NOTHING or value.startswith("${") else before + HIDDEN
+
+
+def _spelled(one: str) -> str:
+    return one.encode("unicode_escape").decode("ascii")
