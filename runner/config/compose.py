@@ -27,7 +27,7 @@ from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.utils import JobRuntime
-from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf._utils import get_omega_conf_dumper
@@ -39,6 +39,7 @@ from samewise.runner.config.fingerprint import fingerprint, is_outside
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import flat
+from samewise.runner.config.yaml_files import require_modest
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
@@ -140,6 +141,7 @@ def parse(text: str, name: str = "config") -> Composed:
     Raises:
         ConfigError: it is not a config.
     """
+    require_modest(text, name, interpolations="none")
     try:
         if not isinstance(yaml.safe_load(text), dict):
             raise ConfigError(Problem(name, "is not a config: no mapping in it"))
@@ -180,10 +182,24 @@ def label_of(overrides: Sequence[str]) -> str:
     return in_words(kept, seed) if kept or seed is not None else ""
 
 
+_PROJECT, _GIVEN = "project", "given"
+"""Whose folder of configs: the project's own, or one that --config-dir names, which may be a stranger's."""
+
+
+class _Files(FileConfigSource):
+    """Hydra's own, with limits."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path) / self._normalize_file_name(config_path)
+        if (text := read_text(file)) is not None:
+            require_modest(text, str(file), interpolations="own" if self.provider == _GIVEN else "all")
+        return super().load_config(config_path)
+
+
 def config_loader(project: Project) -> ConfigLoaderImpl:
     """Hydra's loader over the project's config folders, then samewise's."""
     version.setbase("1.3")
-    for source in (FileConfigSource, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import every plugin that it finds anywhere
+    for source in (_Files, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import every plugin that it finds anywhere
         SourcesRegistry.instance().register(source)
     JobRuntime.instance().set("name", "samewise")
     ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
@@ -192,7 +208,7 @@ def config_loader(project: Project) -> ConfigLoaderImpl:
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")
     for folder in project.configs:
-        path.append("project", f"file://{folder}")
+        path.append(_GIVEN if folder in project.given else _PROJECT, f"file://{folder}")
     path.append("main", "pkg://samewise.configs")
     path.append("schema", "structured://")
     return ConfigLoaderImpl(path)
@@ -292,7 +308,7 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
         package = default.package if default.package is not None else loaded.header["package"]
         if default.config_path == "schema":
             label = "runner/config/schema.py"
-        elif loaded.provider == "project":
+        elif loaded.provider in (_PROJECT, _GIVEN):
             label = f"{loaded.path.removeprefix('file://')}/{default.config_path}.yaml"
         else:
             label = f"configs/{default.config_path}.yaml"

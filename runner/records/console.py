@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import IO, Any
 
@@ -14,13 +15,9 @@ from samewise.runner.secrets import printable, redact, unfiltered
 class PlainConsole(Console):
     """Takes no markup out of names, lets no name steer the terminal, and hides secrets. Its arguments are rich's."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(markup=False, emoji=False, **settings)
+    def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, **settings: Any) -> None:
+        super().__init__(file=file or unfiltered(sys.stderr if stderr else sys.stdout), markup=False, emoji=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(redact(segment.text)), segment.style)
-
-    @property
-    def file(self) -> IO[str]:
-        return unfiltered(super().file)

@@ -1,4 +1,4 @@
-"""A rule for what a launcher is told to run: shell lines, images, volumes come from the command line or the project's own launcher, not from an experiment."""
+"""Rules for what only the user may set: what a launcher runs (shell lines, images, volumes) and where tracking sends, not an experiment file of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HARMLESS = ("_target_", "partition", "time", "account", "qos", "mem", "memory", 
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
     """What a config file sets that only the user may set."""
-    return list(_commands_are_yours(composed, project))
+    return [*_commands_are_yours(composed, project), *_addresses_are_yours(composed, project)]
 
 
 def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
@@ -28,6 +28,21 @@ def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Proble
             words = f"is set by {origin}, and would be run or mounted as yours"
             hint = f"launcher.{path.partition('.')[0]}=VALUE"
             yield Problem(f"launcher.{path}", words, value, "the command line, or a launcher/NAME.yaml in the project's own folder of configs", hint)
+
+
+def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
+    """Where what is recorded of a run is sent, with the user's own tokens."""
+    tracking = composed.cfg.tracking
+    told = {name: str(tracking[name] or "") for name in ("uri", "artifact_location")} if tracking.enabled and project.given else {}
+    remote = {name: value for name, value in told.items() if ("://" in value and not value.startswith("sqlite")) or value == "databricks"}
+    where = origins(composed.overrides, project=project) if remote else {}
+    for name, value in remote.items():
+        origin = where.get(f"tracking.{name}", "")
+        if any(Path(origin).is_relative_to(folder) for folder in project.given):
+            words = f"is set by {origin}: what is recorded of the run, and your tokens, would be sent there"
+            yield Problem(
+                f"tracking.{name}", words, value, "an address from the command line or from your own project", f"tracking.{name}={value} if it is meant"
+            )
 
 
 def _is_yours(origin: str, project: Project) -> bool:

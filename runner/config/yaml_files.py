@@ -1,0 +1,98 @@
+"""What a YAML file may ask for before it is read: so much, so deep; and of somebody else's, no value of this machine or this user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import yaml
+
+from samewise.runner.errors import ConfigError, Problem
+
+VALUES = 100_000
+"""Values of one file, those that stand for others (`*name`) counted as often as they are repeated."""
+DEPTH = 100
+
+Interpolations = Literal["all", "own", "none"]
+"""Which `${...}` a file may have: all; those that lead to other values of the config; none, as a saved config is resolved."""
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LONG = 100
+_OWN = re.compile(r"\$\{\s*(?:oc\.select\s*:)?[^{}:$]*\}")
+
+
+def require_modest(text: str, name: str, *, interpolations: Interpolations = "all") -> None:
+    """Raise a ConfigError where the text has too many values, is nested too deeply, or has a `${...}` that it may not have.
+
+    What is no YAML at all is left to who reads it.
+
+    Args:
+        text: The YAML.
+        name: The file's, for messages.
+        interpolations: Which it may have.
+    """
+    try:
+        _count(_events(text), name, interpolations)
+    except RecursionError:
+        raise _too_deep(name) from None
+
+
+def _events(text: str) -> Iterator[Any]:
+    events = list[Any]()
+    for loader in (_LOADER, yaml.SafeLoader):  # the quick one, and the one whose word counts
+        events.clear()
+        try:
+            for event in yaml.parse(text, Loader=loader):
+                events.append(event)
+                if len(events) > 3 * VALUES:
+                    break
+        except yaml.YAMLError:
+            continue
+        break
+    yield from events
+
+
+def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> None:
+    total, sizes, opened = 0, dict[str, int](), list[tuple[str | None, int]]()
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, total))
+            total += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes |= {anchor: total - before} if anchor else {}
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in (anchor for anchor, _ in opened):
+                raise ConfigError(Problem(name, "has a value that contains itself", f"*{event.anchor}"))
+            total += sizes.get(str(event.anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            _require_plain(event.value, name, interpolations)
+            size = 1 + len(event.value) // _LONG
+            sizes |= {event.anchor: size} if event.anchor else {}
+            total += size
+        if total > VALUES:
+            raise ConfigError(Problem(name, "has too many values for a config", expected=f"at most {VALUES:,}, repeated ones counted each time"))
+        if len(opened) > DEPTH:
+            raise _too_deep(name)
+
+
+def _require_plain(value: str, name: str, interpolations: Interpolations) -> None:
+    if interpolations == "own" and "${" in value and _asks_for_more(value):
+        words = "asks for a value of this machine or user, which a config file of others may not"
+        hint = "give the value on the command line, or keep the file in your project's own folder of configs ([tool.samewise] configs in pyproject.toml)"
+        raise ConfigError(Problem(name, words, value, "${PATH.OF.A.VALUE} or ${oc.select:...}", hint))
+    if interpolations == "none" and "${" in value:
+        raise ConfigError(Problem(name, "is not a run's config: a saved one holds values, and this refers to others", value))
+
+
+def _asks_for_more(value: str) -> bool:
+    """Whether an interpolation is left once those that lead to values of the config are taken out, innermost first."""
+    reduced = ""
+    while reduced != value:
+        reduced, value = value, _OWN.sub("x", value)
+    return ":" in value.partition("${")[2]
+
+
+def _too_deep(name: str) -> ConfigError:
+    return ConfigError(Problem(name, "is nested too deeply for a config", expected=f"at most {DEPTH} levels"))

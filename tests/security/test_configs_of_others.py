@@ -1,0 +1,137 @@
+"""A config file of others reads no variable of this user's, sends nothing to an address of theirs, and is no larger than a config."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.config.check import problems
+from samewise.runner.config.compose import compose, dump, load, parse
+from samewise.runner.config.project import find
+from samewise.runner.config.yaml_files import require_modest
+from samewise.runner.errors import ConfigError
+
+SECRET = "s3cret-of-mine"
+READS = [
+    "${oc.env:MINE}",
+    "\\${oc.env:MINE}",
+    "${oc.${debug.x}:MINE}",
+    "${oc.decode:'${oc.env:MINE}'}",
+    "${oc.select:name,${oc.env:MINE}}",
+    "${ oc.env : MINE }",
+    "${hydra:runtime.cwd}",
+    "a${oc.env:MINE}b",
+]
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A folder of configs with one experiment file, as --config-dir names it."""
+    monkeypatch.setenv("MINE", SECRET)
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str) -> Path:
+        (tmp_path / "theirs" / "experiment").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "theirs" / "experiment" / "x.yaml").write_text(f"# @package _global_\n# X\ndefaults:\n  - resnet18_digits\n  - _self_\n{text}\n")
+        return tmp_path / "theirs"
+
+    return write
+
+
+@pytest.mark.parametrize("value", READS)
+def test_a_config_file_of_others_reads_no_variable(value: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+    folder = theirs(f"name: {value!r}")
+    done = samewise("show", "experiment=x", "--config-dir", folder)
+    assert done.returncode == 2
+    assert SECRET not in done.stdout + done.stderr
+    assert "x.yaml" in done.stderr
+
+
+def test_escapes_of_yaml_hide_no_resolver(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+    done = samewise("show", "experiment=x", "--config-dir", theirs('name: "\\x24{oc.env:MINE}"'))
+    assert done.returncode == 2
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_it_may_refer_to_values_of_the_config(samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+    done = samewise("show", "experiment=x", "--config-dir", theirs("batch_size: 32\nname: 'a${oc.select:batch_size,${seed}}:b${seed}'"))
+    assert done.returncode == 0, done.stderr
+    assert "name: a32:b0" in done.stdout
+
+
+def test_the_users_own_may_read_variables(samewise: Callable[..., Any], theirs: Callable[[str], Path], tmp_path: Path) -> None:
+    theirs("name: ${oc.env:MINE}")
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "theirs"\n')
+    assert f"name: {SECRET}" in samewise("show", "experiment=x").stdout
+    assert f"name: {SECRET}" in samewise("show", "experiment=resnet18_digits", "name=${oc.env:MINE}").stdout
+
+
+def test_a_saved_config_reads_no_variable(theirs: Callable[[str], Path], tmp_path: Path) -> None:
+    text = dump(compose(["experiment=resnet18_digits"], project=find()))
+    saved = tmp_path / "config.yaml"
+    saved.write_text(text)
+    assert load(saved).cfg.seed == 0
+    for value in READS:
+        saved.write_text(text.replace("\nname: null", f"\nname: {value!r}"))
+        assert value in saved.read_text()
+        with pytest.raises(ConfigError) as caught:
+            load(saved)
+        assert SECRET not in str(caught.value)
+        assert "config.yaml" in str(caught.value)
+
+
+BOMBS = {
+    "aliases": "a: &a [" + "x, " * 9 + "x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    "aliases of a long text": f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n",
+    "depth": "a: " + "[" * 20_000 + "]" * 20_000 + "\n",
+    "itself": "a: &a [*a]\n",
+    "values": "a: [" + "1, " * 200_000 + "1]\n",
+    "merges": "a: &a {x: 1}\n"
+    + "".join(f"{b}: &{b} {{p{b}: *{a}, q{b}: *{a}, r{b}: *{a}, s{b}: *{a}}}\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_file_that_unfolds_without_measure_is_refused(kind: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = samewise("show", "experiment=x", "--config-dir", theirs(BOMBS[kind]))
+    assert done.returncode == 2
+    assert "x.yaml" in done.stderr
+    with pytest.raises(ConfigError, match="config"):
+        parse(BOMBS[kind], "config.yaml")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
+
+
+def test_a_saved_config_whose_values_double_each_other_is_refused() -> None:
+    """2 ** 60 letters, by interpolation."""
+    text = "name: " + "x" * 10 + "\n" + "".join(f"a{number}: ${{a{number - 1}}}${{a{number - 1}}}\n" for number in range(1, 60))
+    with pytest.raises(ConfigError, match="refers to others"):
+        parse(text, "config.yaml")
+
+
+def test_every_config_of_samewise_is_far_within_the_limits(repository: Path) -> None:
+    for file in (repository / "configs").rglob("*.yaml"):
+        require_modest(file.read_text() * 20, str(file), interpolations="own")
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["tracking: {uri: 'http://theirs.example:5000'}", "tracking: {artifact_location: 's3://theirs/x'}", "tracking: {uri: databricks}"],
+)
+def test_an_address_in_a_config_of_others_is_not_sent_to(told: str, theirs: Callable[[str], Path], tmp_path: Path) -> None:
+    theirs(told)
+    other = find(configs=["theirs"])
+    assert "your tokens" in str(problems(compose(["experiment=x"], project=other), other))
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "theirs"\n')
+    mine = find()
+    assert "your tokens" not in str(problems(compose(["experiment=x"], project=mine), mine))
+
+
+def test_an_address_from_the_command_line_is_the_users(theirs: Callable[[str], Path]) -> None:
+    theirs("tracking: {uri: 'http://theirs.example:5000'}")
+    project = find(configs=["theirs"])
+    assert "your tokens" not in str(problems(compose(["experiment=x", "tracking.uri=http://mine.example:5000"], project=project), project))
