@@ -105,6 +105,14 @@ def test_fewer_steps_than_one_are_not_compared(samewise, run, steps) -> None:
     assert "the same bits" not in done.stdout
 
 
+def test_final_weights_that_are_not_the_summary_s_are_not_the_same_bits(samewise, run) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "weights_sha256": "0" * 64}))
+    done = samewise("verify", run)
+    assert done.returncode == 1, done.stdout
+    assert "the final weights differ from the summary's" in done.stdout
+
+
 @pytest.mark.parametrize("manifest", [None, "", "[]", '{"format": 1}', "pipe"])
 def test_checkpoints_without_a_manifest_are_not_taken_for_none_and_their_weights_stay(samewise, run, manifest) -> None:
     (run / "summary.json").unlink()
