@@ -176,8 +176,3 @@ def test_pascal_voc_itself_counts_pixels_from_one(project: Project, tmp_path: Pa
     ]
     run = built(project, tmp_path / "run", *more, f"dataset.root={voc(tmp_path / 'voc')}")
     assert run.splits["train"].dataset[0]["boxes"].tolist() == [[3, 2, 30, 25]]
-
-
-@pytest.mark.parametrize("experiment", ["retinanet_coco", "retinanet_coco_v2", "retinanet_bccd"])
-def test_debug_tiny_needs_no_data_and_no_weights(project: Project, experiment: str):
-    trial(composed(project, f"experiment={experiment}", "debug=tiny"), project)

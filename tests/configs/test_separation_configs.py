@@ -82,18 +82,6 @@ def test_mixtures_of_spoken_digits_train_on_some_takes_and_are_validated_on_othe
     assert "dataset.valid" in checked.stderr + checked.stdout or "has recordings of 1 speaker (bob)" in checked.stderr + checked.stdout
 
 
-@pytest.mark.parametrize(
-    "experiment", ["conv_tasnet_libri2mix", *(pytest.param(f"conv_tasnet_{name}", marks=pytest.mark.slow) for name in ("wsj0_2mix", "spoken_digits"))]
-)
-def test_each_experiment_has_a_tiny_form_that_learns_without_its_data(samewise, tmp_path, experiment):
-    done = samewise("train", f"experiment={experiment}", "debug=tiny", f"run_root={tmp_path}", *SMALL, "--json")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    losses = [float.fromhex(json.loads(line)["loss"]) for line in (Path(summary["folder"]) / "trace.jsonl").read_text().splitlines()[1:]]
-    assert len(losses) == 20
-    assert sum(losses[-4:]) < sum(losses[:4])
-
-
 def test_settings_of_a_callback_that_was_not_chosen_are_named(samewise):
     done = samewise("check", "experiment=conv_tasnet_libri2mix", "debug=tiny", "callbacks=none")
     assert done.returncode == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -40,7 +41,22 @@ SMALL = {
 """An experiment of each recipe, and words in the names of choices that may fit it."""
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+ANYWHERE = (
+    *("optimizer", "scheduler", "param_groups", "initialise", "precision", "strategy", "callbacks"),
+    *("checkpoint", "tracking", "reproducibility", "launcher", "sweeper"),
+)
+"""Groups whose choices go with any experiment, and so with each other: composed together, one of each group at a time."""
+OF_GROUPS = [[choice for choice in CHOICES if choice.startswith(f"{group}=")] for group in ANYWHERE]
+TOGETHER = [list(filter(None, row)) for row in itertools.zip_longest(*OF_GROUPS)]
+
+
+@pytest.mark.parametrize("choices", TOGETHER, ids=" ".join)
+def test_every_choice_that_goes_with_any_experiment_has_nothing_wrong(choices: list[str]) -> None:
+    if found(*choices):  # they may not go together
+        assert not {choice: problems for choice in choices if (problems := found(choice))}
+
+
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice.partition("=")[0] not in ANYWHERE])
 def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: str) -> None:
     """A data set of speech has no number of classes to give an image classifier: it fits another recipe's experiment."""
     group, name = choice.split("=")
