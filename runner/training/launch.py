@@ -81,6 +81,7 @@ def _hand_down(composed: Composed, handed: Path, *, as_json: bool) -> None:
             "configs": [str(folder) for folder in project.configs],
             "overrides": list(composed.overrides),
             "json": as_json,
+            "parent": os.getpid(),
         },
     )
 
@@ -171,6 +172,9 @@ def main(handed: Path) -> int:
     number = int(os.environ["RANK"])
     try:
         given = read_json(handed / "handed.json")
+        end_with_parent(signal.SIGTERM)
+        if os.getppid() != given["parent"]:
+            raise PeerFailed("the process that started this rank ended while it was starting")
         project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
         sys.path.append(given["root"])
         composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)

@@ -1,0 +1,60 @@
+"""What a command has started ends with it, even if it is killed at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_epochs=100000", "callbacks=none", "tracking=none"]
+
+
+def below(process: int) -> set[int]:
+    """The processes that a process has started, and those that they have."""
+    found = set[int]()
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            number, _, rest = status.read_text().partition(" (")
+            if int(rest.rpartition(") ")[2].split()[1]) == process:
+                found |= {int(number), *below(int(number))}
+    return found
+
+
+def alive(processes: set[int]) -> set[int]:
+    """Those of them that are there and no zombies."""
+    return {number for number in processes if (path := Path(f"/proc/{number}/stat")).exists() and path.read_text().rpartition(") ")[2][0] != "Z"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "children", "trained"),
+    [
+        (["loader.num_workers=2"], 2, True),
+        (["strategy=elastic", "strategy.nproc=2", "replicas=2", "strategy.join_timeout_s=100000"], 2, False),  # killed while its ranks still import torch
+        pytest.param(["strategy=elastic", "strategy.nproc=2", "replicas=2", "loader.num_workers=1"], 4, True, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_end_when_the_one_that_started_them_is_killed(overrides: list[str], children: int, trained: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "samewise", "train", *TINY, *overrides, f"run_root={tmp_path}"]
+    main = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        until = time.monotonic() + 200
+        while len(started := below(main.pid)) < children or (trained and not list(tmp_path.glob("*/*/trace.jsonl"))):
+            assert main.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        main.kill()
+        main.wait()
+        until = time.monotonic() + 200
+        while left := alive(started):
+            assert time.monotonic() < until, [Path(f"/proc/{number}/cmdline").read_text() for number in left]
+            time.sleep(0.05)
+    finally:
+        for number in {main.pid, *alive(started)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
