@@ -19,6 +19,7 @@ _KEY = re.compile(_NAMES)
 _USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@'\"]+)(?=@)")
 _QUERY = re.compile(r"([?&](?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)=)([^\s&'\"]+)", re.IGNORECASE)
 _GIVEN = re.compile(rf"((?<![\w.-])(?:--)?(?:{_NAMES})=['\"]?|['\"](?:{_NAMES})['\"]: *['\"]?|^\s*(?:{_NAMES}): *['\"]?)([^\s&'\",;}}\]]+)", re.MULTILINE)
+_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?s:.*?)(?=-----END [A-Z ]*PRIVATE KEY|\Z)")
 _NOTHING = ("null", "None", "none", "true", "false", HIDDEN, "")
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Characters that turn the direction of writing, so that a line reads as another."""
@@ -29,6 +30,11 @@ def redact(text: str) -> str:
     if "://" in text:
         text = _QUERY.sub(_starred, _USER.sub(_starred, text))
     return _GIVEN.sub(_starred, text) if _KEY.search(text) else text
+
+
+def without_keys(text: str) -> str:
+    """The text, often a diff, less the private keys in it."""
+    return _PRIVATE_KEY.sub(rf"\1{HIDDEN}", text)
 
 
 def redact_values(value: Any) -> Any:

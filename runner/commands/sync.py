@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseError
 from samewise.runner.records import locks
 
@@ -55,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="a store other than the run's own")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,16 +73,17 @@ def run(args: argparse.Namespace) -> int:
     prepare_environment()
     failed = False
     for folder in folders:
-        outcome = _send(folder, args.uri, asked=bool(args.runs))
+        outcome = _send(folder, args.uri, asked=bool(args.runs), trust=args.trust)
         failed |= outcome.state in ("failed", "ending")
         print(json.dumps(asdict(outcome)) if args.json else outcome)
     return int(failed)
 
 
-def _send(folder: RunFolder, uri: str | None, *, asked: bool) -> SyncResult:
+def _send(folder: RunFolder, uri: str | None, *, asked: bool, trust: bool) -> SyncResult:
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
         settings = _settings(folder, uri)
+        _require_yours(folder, settings, given=uri is not None, trust=trust)
         if not settings["enabled"] and not (asked and uri):
             return SyncResult(name, "disabled")
         with locks.hold(folder.sending):
@@ -132,6 +135,20 @@ def _settings(folder: RunFolder, uri: str | None) -> dict[str, Any]:
             )
         )
     return settings
+
+
+def _require_yours(folder: RunFolder, settings: dict[str, Any], *, given: bool, trust: bool) -> None:
+    """An address that the folder names, other than a file in its run root, is used where the user has made or trusts the folder: tokens are sent with it."""
+    from samewise.runner.records import trust as signatures
+    from samewise.runner.tracking.address import sqlite_file
+
+    file, elsewhere = sqlite_file(settings["uri"]), "://" in str(settings["artifact_location"])
+    inside = file is not None and file.resolve().is_relative_to(_run_root(folder).resolve())
+    if given and elsewhere and not signatures.is_trusted(folder.config, trust=trust):
+        settings["artifact_location"] = None
+    elif not given and (elsewhere or not inside):
+        uses = "sends what is recorded, with your tokens, to the address that its config.yaml names. Give another with --uri"
+        signatures.require(folder.config, trust=trust, uses=uses)
 
 
 def _as_before(uri: str, stores: list[str]) -> str:

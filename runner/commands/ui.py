@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     _require_store(uri)
     port = _port(args.port)
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
-    server = subprocess.Popen(_command(uri, port), env=_environment(), start_new_session=True, stdout=subprocess.DEVNULL, stderr=said)
+    server = subprocess.Popen(
+        _command(uri, port), env={**_environment(), "MLFLOW_BACKEND_STORE_URI": uri}, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said
+    )
     try:
         address = f"http://{_HOST}:{port}"
         print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
@@ -107,11 +109,12 @@ def _port(asked: int | None) -> int:
 
 
 def _command(uri: str, port: int) -> list[str]:
+    """The server's, without the store's address: anyone on the machine may list commands, and it may hold a password."""
     from samewise.runner.tracking.address import sqlite_file
 
     file = sqlite_file(uri)
     artifacts = ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
-    return [sys.executable, "-P", "-m", "mlflow", "server", "--backend-store-uri", uri, *artifacts, "--host", _HOST, "--port", str(port), "--workers", "1"]
+    return [sys.executable, "-P", "-m", "mlflow", "server", *artifacts, "--host", _HOST, "--port", str(port), "--workers", "1"]
 
 
 def _environment() -> dict[str, str]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from samewise.runner.secrets import redact, without_keys
+
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
 """The packages whose version can change a result."""
 PACKAGES = ("samewise", *NUMERIC, "hydra-core", "omegaconf", "mlflow", "torchmetrics", "scikit-learn")
@@ -62,13 +64,25 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
     return [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in sorted({*one, *two}) if one.get(name) != two.get(name)]
 
 
+RECORDS_DIFF = "SAMEWISE_GIT_DIFF"
+"""An environment variable: "0" leaves the diff of uncommitted work out of the record."""
+
+_SECRET_FILES = (".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*")
+_SECRET_WORDS = ("*credential*", "*secret*", "*password*", ".netrc", ".pgpass", ".npmrc", ".pypirc", "*.tfstate", "*kubeconfig*")
+_LEFT_OUT = [f":(top,exclude,icase,glob)**/{name}{below}" for name in (*_SECRET_FILES, *_SECRET_WORDS) for below in ("", "/**")]
+
+
 def git_state(folder: Path) -> dict[str, Any]:
     """The commit, and the diff of uncommitted work, of the checkout around `folder`; empty if there is none."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}
-    diff = _git(folder, "diff", "HEAD") or ""
-    return {"commit": commit.strip(), "branch": (_git(folder, "branch", "--show-current") or "").strip(), "dirty": bool(diff), "diff": diff[:1_000_000]}
+    changed = _git(folder, "diff", "--name-only", "HEAD") or ""
+    state = {"commit": commit.strip(), "branch": (_git(folder, "branch", "--show-current") or "").strip(), "dirty": bool(changed)}
+    if os.environ.get(RECORDS_DIFF) == "0":
+        return state
+    diff = _git(folder, "-c", "core.quotePath=false", "diff", "--no-ext-diff", "--no-textconv", "HEAD", "--", ":(top)", *_LEFT_OUT) or ""
+    return {**state, "diff": without_keys(redact(diff))[:1_000_000]}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.secrets import redact
 from samewise.runner.sweep.comparison import Pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect
@@ -59,7 +60,7 @@ def page(
             parts += [f"<h2>{html.escape(metric)} by step</h2>", plot]
     parts += ["<h2>Every point</h2>", _table(point_rows(found), state=True)]
     head = f'<meta charset="utf-8"><title>{html.escape(folder.id)}</title><style>{_STYLE}</style>'
-    return "\n".join(["<!doctype html>", f'<html lang="en"><head>{head}</head>', "<body>", *parts, "</body></html>", ""])
+    return redact("\n".join(["<!doctype html>", f'<html lang="en"><head>{head}</head>', "<body>", *parts, "</body></html>", ""]))
 
 
 def settings_csv(found: Sequence[PointResult]) -> str:
@@ -98,4 +99,4 @@ def _csv(rows: Sequence[Row]) -> str:
     writer = csv.DictWriter(out, columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return out.getvalue()
+    return redact(out.getvalue())

@@ -22,6 +22,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.sweep_folder import Point, SweepFolder
+from samewise.runner.secrets import redact
 from samewise.runner.sweepers.base import Setting
 from samewise.runner.sweepers.space import Space
 
@@ -165,7 +166,10 @@ def _tagged(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepF
 def write_configs(points: Sequence[ComposedPoint], folder: SweepFolder) -> None:
     """Keep each point's resolved config, so that what is edited later changes nothing."""
     for made in points:
-        folder.config(made.point.number).write_text(dump_plain(made.whole, made.composed.choices, made.point.label), encoding="utf-8")
+        saved = dump_plain(made.whole, made.composed.choices, made.point.label)
+        if redact(saved) != saved:  # it is needed as it is, by the job
+            folder.path.chmod(0o700)
+        folder.config(made.point.number).write_text(saved, encoding="utf-8")
 
 
 def same_runs(points: Sequence[Point]) -> dict[str, int]:

@@ -77,14 +77,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 def without_password(uri: str) -> str:
     """The URI as it may be shown and stored."""
-    secret = password(uri)
-    return uri.replace(f":{secret}@", ":***@", 1) if secret else uri
-
-
-def password(uri: str) -> str | None:
-    """The password in a URI, as it is spelt there."""
-    found = re.match(r"[^/]*://[^/@:]*:([^/@]+)@", uri)
-    return found[1] if found else None
+    return re.sub(r"^([^/]*://[^/@:]*:)[^/@]+@", r"\1***@", uri)
 
 
 def _package(module: str) -> str:

@@ -23,6 +23,12 @@ SHARED = "SAMEWISE_SENDERS"
 """A variable: the socket of a process that forks senders; see `sender_parent`."""
 
 
+LOG = "sender.log"
+TROUBLE = "cannot send to MLflow, retrying:"
+_TAIL = 8192
+_SHOWN = 300
+
+
 class Link(abc.ABC):
     """A sender that was started."""
 
@@ -58,13 +64,27 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
         return None
 
 
+def last_trouble(folder: Path) -> str:
+    """Why the sender of a run could not send, as its log ends, in words to put behind a sentence; nothing where it does not say."""
+    try:
+        with open(folder / LOG, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
+            _, found, told = log.read().decode(errors="replace").rpartition(TROUBLE)
+    except OSError:
+        return ""
+    reason = " ".join(told.split("\n")[0].split())[:_SHOWN] if found else ""
+    if "401" in reason or "403" in reason:
+        reason += " (the server wants a name and password, or a token: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN)"
+    return f": {reason}" if reason else ""
+
+
 @final
 class _Own(Link):
     """A process of this one's. It has a session of its own, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(self, folder: Path, told: bytes) -> None:
         command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender", str(folder.absolute()), "--trainer", str(os.getpid())]
-        with open(folder / "sender.log", "ab") as log:
+        with open(folder / LOG, "ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment(), start_new_session=True)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin

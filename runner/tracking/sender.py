@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.locks import hold
+from samewise.runner.secrets import plain_output
+from samewise.runner.tracking.link import TROUBLE
 
 if TYPE_CHECKING:
     from samewise.runner.tracking.sending import Sending
@@ -115,7 +117,7 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
             wait = 0.0
         except Exception as error:  # whatever it is, the journal still holds what was not sent, and the next pass sends it
             if (said := f"{type(error).__name__}: {error}"[:2000]) != trouble:
-                _LOG.warning("cannot send to MLflow, retrying: %s", said)
+                _LOG.warning("%s %s", TROUBLE, said)
             wait = min(_LONGEST_WAIT_S, max(0.25, 2 * wait) if trouble else 0.25)
             trouble = said
             moved = sending.sent.moved if sending is not None else 0.0
@@ -134,6 +136,7 @@ def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
         return None
 
 
+@plain_output()
 def be(folder: RunFolder, trainer: int) -> int:
     """Be the sender of a run, whose settings come on standard input. Returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):

@@ -96,7 +96,7 @@ def _be(connection: socket.socket) -> NoReturn:
         os.dup2(connection.detach(), 0)
         asked = json.loads(sender.read_line())
         folder = RunFolder(Path(asked["folder"]))
-        log = os.open(folder.path / "sender.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        log = os.open(folder.path / link.LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         for end in (1, 2):
             os.dup2(log, end)
         code = sender.be(folder, asked["trainer"])

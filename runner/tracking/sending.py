@@ -19,8 +19,9 @@ from omegaconf import OmegaConf
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.secrets import redact, redact_values
 from samewise.runner.tracking import describing, journal, progress
-from samewise.runner.tracking.address import password, without_password
+from samewise.runner.tracking.address import without_password
 from samewise.runner.tracking.store import experiment_id
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -61,6 +62,7 @@ class Sending:
         self.sent = Sent()
         self._seen = False
         self._files_at = 0.0
+        self._left_out = set[Path]()
         self.progress = progress.load(folder).at(without_password(settings["uri"]))
 
     def synchronise(self, *, alive: bool) -> Sent:
@@ -155,25 +157,21 @@ class Sending:
         environment: dict[str, Any] = read_json(self.folder.environment, shapes.ENVIRONMENT) or {}
         known = self._require_run().data.params
         choices = describing.choices(raw[0])
-        params = {name: self._redacted(value) for name, value in (describing.params(config) | choices).items()}
+        params = describing.params(redact_values(config)) | choices
         for name in (name for name, value in params.items() if known.get(name, value) != value):
             _LOG.info("param %s was %s and is %s; MLflow keeps the first value; the artifact config.yaml has the last", name, known[name], params[name])
         fresh = [Param(name, value) for name, value in params.items() if name not in known]
         earned: dict[str, Any] = read_json(self.folder.tags, shapes.TAGS) or {}
-        told = describing.tags(self.folder, config, environment, own={**(self.settings.get("tags") or {}), **earned})
+        told = redact_values(describing.tags(self.folder, config, environment, own={**(self.settings.get("tags") or {}), **earned}))
         tags = [RunTag(name, value) for name, value in told.items()]
         for start in range(0, len(fresh), _PARAMS):
             self._log("params", fresh[start : start + _PARAMS])
         for start in range(0, len(tags), _PARAMS):
             self._log("tags", tags[start : start + _PARAMS])
-        datasets = describing.inputs(config, environment)
+        datasets = describing.inputs(redact_values(config), redact_values(environment))
         if datasets:
             self.client.log_inputs(self._run_id, datasets)
         self._moved(described=digest)
-
-    def _redacted(self, text: str) -> str:
-        secret = password(self.settings["uri"])
-        return text.replace(secret, "***") if secret else text
 
     # -- metrics
 
@@ -242,18 +240,27 @@ class Sending:
         listed = [("config.yaml", self.folder.config), ("environment.json", self.folder.environment)]
         root = self.folder.artifacts
         listed += [(path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if not path.name.startswith(".") and path.is_file()]
+        inside = self.folder.path.resolve()
         if self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED":
-            best = next((path for name in ("best", "latest") if (path := self.folder.checkpoints / name).is_dir()), None)
+            best = next((path.resolve() for name in ("best", "latest") if (path := self.folder.checkpoints / name).is_dir()), None)
             listed += [(f"checkpoint/{path.name}", path) for path in sorted(best.iterdir()) if path.is_file()] if best else []
-        return [(name, path) for name, path in listed if path.exists()]
+        return [(name, path) for name, path in listed if path.exists() and self._is_mine(path, inside)]
+
+    def _is_mine(self, path: Path, inside: Path) -> bool:
+        """Whether it is a file of this folder: a link could lead to any file of the user's."""
+        mine = not path.is_symlink() and path.resolve().is_relative_to(inside)
+        if not mine and path not in self._left_out:
+            self._left_out.add(path)
+            _LOG.warning("%s is not sent: it is a link, which may lead to any file; put a copy there", path)
+        return mine
 
     def _send_file(self, name: str, path: Path, *, complete: bool) -> None:
         stat = path.stat()
         state = [stat.st_size, stat.st_mtime_ns]
         if self.progress.files.get(name) == state or (not complete and time.time() - stat.st_mtime < _STILL_BEING_WRITTEN_S):
             return
-        if name == "config.yaml":
-            self.client.log_text(self._run_id, self._redacted(path.read_text()), name)
+        if name in ("config.yaml", "environment.json"):
+            self.client.log_text(self._run_id, redact(read_text(path) or ""), name)
         else:
             self.client.log_artifact(self._run_id, str(path), Path(name).parent.as_posix() if "/" in name else None)
         self.sent.files += 1

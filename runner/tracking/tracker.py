@@ -16,7 +16,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
-from samewise.runner.tracking.address import check_uri, sqlite_file
+from samewise.runner.tracking.address import check_uri, sqlite_file, without_password
 from samewise.runner.tracking.journal import Journal
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -123,7 +123,8 @@ class WithSender(Tracker):
         self._revive()
         sender = self._sender
         if sender is None or not sender.tell_end() or not link.waited(sender, float(self._settings["flush_timeout_s"])):
-            _LOG.warning("not everything has reached %s yet; run `samewise sync %s` to send the rest", self._settings["uri"], self.folder.path)
+            words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
+            _LOG.warning(words, without_password(self._settings["uri"]), link.last_trouble(self.folder.path), self.folder.path)
 
     def run_id(self) -> str | None:
         """The MLflow run's id, once the sender has made the run."""

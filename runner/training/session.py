@@ -20,6 +20,7 @@ from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingEr
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, write_atomically, write_json
+from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.misfits import misfit, refused_operator
@@ -216,7 +217,10 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         "total_steps": run.total_steps,
     }
     write_json(run.folder.environment, {**run.environment, **facts})
-    write_atomically(run.folder.config, compose.dump(run.composed))
+    saved = compose.dump(run.composed)
+    if redact(saved) != saved:  # it is needed as it is, to resume
+        run.folder.path.chmod(0o700)
+    write_atomically(run.folder.config, saved)
     trust.sign(run.folder.config)
     code = sources.record(run.composed.project.packages)
     if code or run.folder.sources.exists():

@@ -1,0 +1,213 @@
+"""What may open something (passwords, tokens, keys) stays with its user: not shown, not sent, not recorded where others look."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from samewise.runner.commands.ui import _command
+from samewise.runner.config.saved import config_of
+from samewise.runner.errors import ConfigError, Problem, describe
+from samewise.runner.records.environment import git_state
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.secrets import redact, redact_values
+
+SECRET = "hunter2x9"
+TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=none")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"postgresql+psycopg2://me:{SECRET}@host:5432/mlflow",
+        f"https://{SECRET}@host/x",
+        f"http://host/x?a=1&token={SECRET}&b=2",
+        f"https://account.blob/x?sv=1&sig={SECRET}",
+        f"https://host/x?X-Amz-Security-Token={SECRET}",
+        f"AWS_SECRET_ACCESS_KEY={SECRET}",
+        f"tracking.api_key={SECRET}",
+        f'{{"password": "{SECRET}"}}',
+        f"a:\n  hf_token: {SECRET}\n",
+    ],
+)
+def test_secrets_are_told_by_their_place(text: str) -> None:
+    assert SECRET not in redact(text)
+    assert "***" in redact(text)
+    assert SECRET not in describe(ConfigError(Problem("tracking.uri", text)))[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dataset.unk_token=<unk>",
+        "num_tokens=12",
+        "model.key_dim=64",
+        "the token is wrong",
+        "sqlite:////a/b@c.db",
+        "http://host/a@b",
+        "password=null",
+        "seed=1",
+        "monitor=loss",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+    assert redact_values({"bos_token": "<s>", "tokens": 3, "x": text}) == {"bos_token": "<s>", "tokens": 3, "x": text}
+
+
+def test_values_are_hidden_by_their_key() -> None:
+    told = redact_values({"a": {"access_token": SECRET, "n": [f"http://u:{SECRET}@h"]}, "secret": SECRET, "password": None})
+    assert SECRET not in str(told)
+    assert told["password"] is None
+
+
+@pytest.fixture
+def trained(samewise: Callable[..., Any], tmp_path: Path) -> Path:
+    """The run root of a run whose tags have secrets, sent to a store."""
+    given = (f"+tracking.tags.api_key={SECRET}", f"+tracking.tags.where=http://me:{SECRET}@host", "tracking.log_system=false")
+    done = samewise("train", *TINY, f"run_root={tmp_path / 'runs'}", *given)
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    return tmp_path / "runs"
+
+
+def test_a_run_gives_no_secret_away_and_can_be_resumed(trained: Path, samewise: Callable[..., Any]) -> None:
+    (folder,) = trained.glob("resnet18_digits/*/config.yaml")
+    client = MlflowClient(f"sqlite:///{trained}/mlflow.db")
+    (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    sent = json.dumps([run.data.params, run.data.tags])
+    assert SECRET not in sent
+    assert "***" in sent
+    assert not [file for file in (trained / "mlartifacts").rglob("*") if file.is_file() and SECRET in file.read_text(errors="replace")]
+    assert config_of(RunFolder(folder.parent)).cfg.tracking.tags.api_key == SECRET
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    assert SECRET not in samewise("show", f"+tracking.tags.api_key={SECRET}").stdout
+
+
+def test_a_link_among_the_artifacts_is_not_sent(trained: Path, samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file, a folder and the config itself."""
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "id_rsa").write_text("MARK")
+    (folder,) = trained.glob("resnet18_digits/*/artifacts")
+    (folder / "picture.png").symlink_to(tmp_path / "keys" / "id_rsa")
+    (folder / "more").symlink_to(tmp_path / "keys")
+    (folder / "honest.txt").write_text("honest")
+    done = samewise("sync", folder.parent, "--run-root", trained)
+    assert done.returncode == 0, done.stderr
+    sent = {file.name: file.read_text(errors="replace") for file in (trained / "mlartifacts").rglob("*") if file.is_file()}
+    assert "honest.txt" in sent
+    assert "MARK" not in sent.values()
+    assert "picture.png" not in sent
+    assert "picture.png is not sent" in caplog.text
+
+
+class _Listening(http.server.BaseHTTPRequestHandler):
+    heard: ClassVar[list[str]] = []
+
+    def _answer(self) -> None:
+        self.heard.append(str(self.headers))
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(b"who are you?")
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def theirs() -> Iterator[tuple[str, list[str]]]:
+    """The address of a stranger's server, which refuses everybody, and what it heard."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Listening)
+    _Listening.heard.clear()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", _Listening.heard
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_sync_sends_no_token_to_an_address_that_a_received_run_names(
+    trained: Path, theirs: tuple[str, list[str]], samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    address, heard = theirs
+    (config,) = trained.glob("resnet18_digits/*/config.yaml")
+    changed = yaml.safe_load(config.read_text())
+    changed["tracking"]["uri"] = address
+    config.write_text(yaml.safe_dump(changed))
+    done = samewise("sync", config.parent, "--run-root", trained)
+    assert done.returncode == 2
+    assert "--trust" in done.stderr
+    assert heard == []
+    samewise("sync", config.parent, "--run-root", trained, "--uri", address)  # the user's own word
+    assert any(SECRET in line for line in heard)
+
+
+def test_the_reason_why_nothing_could_be_sent_is_told(
+    theirs: tuple[str, list[str]], samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = samewise("train", *TINY, f"run_root={tmp_path}", f"tracking.uri={theirs[0]}", "tracking.flush_timeout_s=20", "tracking.log_system=false")
+    assert done.returncode == 0
+    assert "401" in caplog.text
+    assert "MLFLOW_TRACKING_TOKEN" in caplog.text
+
+
+def test_the_command_of_the_ui_names_no_store() -> None:
+    assert SECRET not in " ".join(_command(f"postgresql+psycopg2://me:{SECRET}@host/db", 5000))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git checkout with uncommitted changes, some of them secret."""
+    secret = [".env", "deploy/prod.env", "a.pem", "b/server.key", "id_rsa", "credentials.json", "conf/Secrets.yaml", "secrets/x.txt"]
+    for name in ("model.py", "keys.py", *secret):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before\n")
+    for command in (["init", "-q"], ["add", "-f", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    for name in secret:
+        (tmp_path / name).write_text(f"{SECRET}\n")
+    (tmp_path / "model.py").write_text("width = 8\n")
+    (tmp_path / "keys.py").write_text(
+        f"KEY = '''-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----'''\nuri = 'http://me:{SECRET}@host'\n"
+    )
+    monkeypatch.delenv("SAMEWISE_GIT_DIFF", raising=False)
+    return tmp_path
+
+
+def test_the_diff_that_is_recorded_has_no_secret(checkout: Path) -> None:
+    (checkout / "sub").mkdir()
+    for here in (checkout, checkout / "sub"):
+        state = git_state(here)
+        assert state["dirty"]
+        assert "+width = 8" in state["diff"]
+        assert SECRET not in state["diff"]
+
+
+def test_the_diff_can_be_left_out(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMEWISE_GIT_DIFF", "0")
+    state = git_state(checkout)
+    assert state["dirty"]
+    assert "diff" not in state
+
+
+def test_a_diff_runs_no_program_of_the_checkout(checkout: Path) -> None:
+    (checkout / ".gitattributes").write_text("*.py diff=strange\n")
+    for name in ("diff.strange.textconv", "diff.external", "diff.strange.command"):
+        subprocess.run(["git", "config", name, f"touch {checkout}/mark; cat"], cwd=checkout, check=True)
+    git_state(checkout)
+    assert not (checkout / "mark").exists()
+    assert os.environ.get("GIT_EXTERNAL_DIFF") is None
