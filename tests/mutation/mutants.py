@@ -33,6 +33,7 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 STEPS, RESUMING, FAILURES = "tests/steps/test_steps.py", "tests/runner/test_resuming.py", "tests/runner/test_failures.py"
 PARTS, SEVERAL, FROZEN = "tests/runner/test_parts_of_training.py", "tests/runner/test_several_optimizers.py", "tests/runner/test_frozen.py"
 SUMS = ["tests/runner/test_tree_sum.py", "tests/runner/test_replicas.py", STEPS]
+CHECKPOINTS = ["tests/runner/test_checkpoint_writing.py", "tests/runner/test_checkpoints.py"]
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
 INITIAL = ["tests/runner/test_initialise.py", "tests/runner/test_weight_files.py"]
 HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_is_held_where_it_is_frozen_as_a_whole", "test_what_cannot_be_meant_is_refused")]
@@ -47,10 +48,8 @@ TESTS = {
     "strategies/tree.py": SUMS,
     "strategies/replicas.py": [*SUMS[1:], "tests/runner/test_any_number_of_ranks.py"],
     "processes/packing.py": ["tests/runner/test_packing.py"],
-    **{
-        f"records/{name}.py": ["tests/runner/test_checkpoint_writing.py", "tests/runner/test_checkpoints.py", RESUMING]
-        for name in ("checkpoint", "checkpoint_writer")
-    },
+    "records/checkpoint.py": [*CHECKPOINTS, "tests/security/test_pickles.py", RESUMING],
+    "records/checkpoint_writer.py": [*CHECKPOINTS, RESUMING],
     "data/streams.py": ["tests/runner/test_streams.py", "tests/runner/test_loading.py"],
     "data/plan.py": ["tests/runner/test_plan_and_order.py"],
     "optim/build.py": OPTIM,
