@@ -180,7 +180,8 @@ def _failure(test: str, copy: Path) -> str | None:
 
 
 def _failing(tests: list[str], copy: Path) -> list[str]:
-    return [test for test in tests if _failure(test, copy)]
+    """Those that fail, and those that take so long that every mutant would be found."""
+    return [test if failure == test else f"{test}: {failure}, or takes more than {LIMIT_S} s here" for test in tests if (failure := _failure(test, copy))]
 
 
 def _end(session: int | None) -> None:
