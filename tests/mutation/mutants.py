@@ -41,7 +41,7 @@ TRACED = [
     f"{SEVERAL}::{name}" for name in ("test_a_trace_of_every_third_step_says_of_it_what_one_of_all_says", "test_the_trace_digests_the_gradients_of_every_phase")
 ]
 TESTS = {
-    "training/loop.py": [*TRACED, STEPS, SEVERAL, RESUMING, FAILURES],
+    "training/loop.py": [PARTS, *TRACED, STEPS, SEVERAL, RESUMING, FAILURES],
     **{f"training/{name}.py": [PARTS, STEPS, RESUMING] for name in ("run", "progress", "recorder", "due", "state", "batches")},
     "training/phase.py": [PARTS, STEPS],
     "training/finite.py": [PARTS, "tests/runner/test_finite.py"],

@@ -30,9 +30,11 @@ from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Tally
 from samewise.runner.tracking.tracker import Silent
+from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.due import checkpoint_due, evaluation_due, evaluation_interval, is_done
 from samewise.runner.training.finite import not_finite, require_finite_model, require_finite_step
+from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.progress import Progress
 from samewise.runner.training.recorder import Recorder
@@ -232,6 +234,12 @@ def test_a_run_knows_its_epoch_its_rates_and_forgets_its_gradients(run: Run) -> 
         parameter.grad = torch.zeros_like(parameter)
     run.clear_gradients()
     assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+def test_the_losses_of_a_step_with_one_phase_have_the_recipes_names(run: Run) -> None:
+    outcome = train_step(run, next(training_batches(run)))
+    assert set(outcome.losses) == {"loss"}
+    assert (outcome.step, run.step, outcome.count) == (1, 1, run.batch_size)
 
 
 def test_a_summary_gives_seconds_of_training_and_milliseconds_a_step(run: Run) -> None:
