@@ -185,6 +185,21 @@ class RunView(Protocol):
         ...
 
     @property
+    def samples(self) -> int:
+        """Of the training split."""
+        ...
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has to learn."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The experiment's name, and what was overridden."""
+        ...
+
+    @property
     def evaluation_interval(self) -> int:
         """Steps between two evaluations; 0: only at the end."""
         ...

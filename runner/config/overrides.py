@@ -213,7 +213,7 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
     """The key that was meant: the same name elsewhere, else one that is spelled alike; else how to add it where adding is allowed."""
     group, _, rest = key.partition(".")
     chosen = rest.partition(".")[0]
-    if group == "callbacks" and chosen in groups.get(group, ()):
+    if group == "callbacks" and chosen in groups.get(group, ()) and f"callbacks.{chosen}" not in known:
         return f"the callback is not among those chosen: callbacks=[default,{chosen}]"
     last = key.rsplit(".", 1)[-1]
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
@@ -225,7 +225,7 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
 
 
 def _typed(cfg: DictConfig, path: str) -> bool:
-    kind = OmegaConf.get_type(cfg, path)
+    kind = OmegaConf.get_type(OmegaConf.select(cfg, path))
     return kind is not None and hasattr(kind, "__dataclass_fields__")
 
 

@@ -52,6 +52,19 @@ class View:
         return self.__run.batch_size
 
     @property
+    def samples(self) -> int:
+        return len(self.__run.splits["train"].dataset)
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.__run.parameters if parameter.requires_grad)
+
+    @property
+    def label(self) -> str:
+        composed = self.__run.composed
+        return f"{composed.name}  {composed.label}".rstrip()
+
+    @property
     def evaluation_interval(self) -> int:
         return evaluation_interval(self.__run)
 

@@ -97,6 +97,8 @@ BAD = {
     "no variable": (["show", "name=${oc.env:SAMEWISE_NOPE}"], "an environment variable that is not set: SAMEWISE_NOPE"),
     "a group without a choice": (["show", "model=null"], "`samewise list model` shows them"),
     "a callback that was not chosen": (["show", "callbacks.ema.decay=2"], "callbacks=[default,ema]"),
+    "a key two deep": (["show", "callbacks.progress.refresh=3"], "did you mean 'callbacks.progress.refresh_s'?"),
+    "a key that a class may take": (["show", "callbacks.progress.line_s=3"], "write +callbacks.progress.line_s=3 to add it"),
     "no reference": (["show", "name=${nope}"], "refers to a value that does not exist"),
     "no such group": (["list", "optimzer"], "did you mean 'optimizer'?"),
     "no such package": (["show", "--package", "lab_that_is_not"], "cannot be found"),

@@ -1,0 +1,31 @@
+"""What is said while a run trains, where there is no terminal."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=[progress]"]
+
+
+def test_a_run_says_what_it_trains_how_far_it_is_and_when_it_will_end(samewise, tmp_path) -> None:
+    done = samewise("train", *TINY, "optimizer.lr=0.03", "seed=1", "+callbacks.progress.line_s=0", f"run_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    name, folder, size, *lines = done.stderr.splitlines()
+    assert name == "resnet18_digits  debug=tiny width=4 callbacks=[progress] lr=0.03 seed=1"
+    assert folder.startswith(f"  {tmp_path}/resnet18_digits/")
+    assert folder.endswith(" on cpu")
+    (state,) = tmp_path.glob("*/*/checkpoints/step-00000020/state.pt")
+    weights = torch.load(state, weights_only=True)["model"]
+    learned = sum(tensor.numel() for name, tensor in weights.items() if name.rpartition(".")[2] in ("weight", "bias"))
+    assert size == f"  {learned:,} parameters, 64 samples, 20 steps of 16, 4 an epoch"
+    told = [re.match(r"epoch (\d)/\d+  step (\d+) of 20  loss \d+\.\d{4}  \S+ steps/s, ends at about \d\d:\d\d", line) for line in lines]
+    assert [(int(match[1]), int(match[2])) for match in told if match] == [((step - 1) // 4 + 1, step) for step in range(1, 21)]
+
+
+def test_a_minute_without_a_word_is_the_most(samewise, tmp_path) -> None:
+    """A short run says nothing between its evaluations."""
+    done = samewise("train", *TINY, "evaluate.every_epochs=null", f"run_root={tmp_path}")
+    assert [line for line in done.stderr.splitlines() if "steps/s" in line] == []
+    assert len([line for line in done.stderr.splitlines() if line.startswith("epoch ")]) == 1
