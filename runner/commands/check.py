@@ -23,12 +23,15 @@ examples:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.check import problems, settings_are_sound
     from samewise.runner.errors import ConfigError
+    from samewise.runner.tracking import address
     from samewise.runner.training import determinism
 
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
         determinism.prepare(composed.cfg.reproducibility)
     found, notes = problems(composed, composed.project), list[str]()
+    uri = None if composed.problems else composed.tracking_uri
+    found += filter(None, [address.problem(uri)]) if uri else []
     if not found and not args.static:
         try:
             from samewise.runner.training.trial import trial

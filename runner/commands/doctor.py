@@ -130,14 +130,16 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _disk(run_root: Path) -> Iterator[Finding]:
+    from samewise.runner.config.check.machine import try_writing
+
     folder = run_root.absolute()
     while not folder.exists():
         folder = folder.parent
-    writable = os.access(folder, os.W_OK)
-    if writable:
+    refusal = try_writing(run_root)
+    if not refusal:
         yield Finding("run_root", "ok", f"{run_root}, writable")
     else:
-        yield Finding("run_root", "bad", f"{run_root}, not writable", "set run_root=FOLDER")
+        yield Finding("run_root", "bad", f"{run_root}, not writable: {refusal}", "set run_root=FOLDER")
     free = shutil.disk_usage(folder).free
     yield Finding("disk", "ok" if free > 5 * 2**30 else "remark", f"{free / 2**30:.1f} GiB free", "" if free > 5 * 2**30 else "checkpoints need room")
 

@@ -6,6 +6,7 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import get_args
 
 import yaml
@@ -252,9 +253,11 @@ def _expected(cfg: DictConfig, path: str) -> str:
 
 def unreadable(text: str, error: Exception) -> Problem:
     """What is wrong with an override that Hydra's grammar does not take."""
-    key, sign, _ = text.partition("=")
+    key, sign, value = text.partition("=")
     if not sign and not text.startswith("~"):
         return Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if re.fullmatch(r"\w+", text) else "")
+    if value.startswith("~/"):
+        return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
     return Problem(key, f"cannot be read: {_first_line(error)}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
 
 

@@ -13,6 +13,7 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.data.loading import KeyedDataset, Loader
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, Callback, Recipe
 from samewise.runner.optim.schedules import Schedule
 from samewise.runner.precision import Precision
@@ -106,5 +107,11 @@ class Run(Parts):
         return list(dict.fromkeys(rate for phase in self.phases for rate in phase.learning_rates()))
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics at the current step."""
+        """Log metrics at the current step.
+
+        Raises:
+            ConfigError: one is not a number.
+        """
+        if wrong := [Problem(name, "this metric is not a number", value, "a number") for name, value in metrics.items() if not hasattr(value, "__float__")]:
+            raise ConfigError(*wrong)
         self.recorder.log(metrics, self.step)

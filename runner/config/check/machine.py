@@ -19,13 +19,18 @@ def problems(cfg: DictConfig, *, elsewhere: bool = False) -> list[Problem]:
 
 def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
     """By trying it: permissions do not show that a file system is read-only."""
-    root = Path(cfg.run_root).expanduser()
-    standing = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    if refusal := try_writing(Path(cfg.run_root).expanduser()):
+        yield Problem("run_root", f"cannot write there: {refusal}", str(cfg.run_root), "a writable folder", "run_root=FOLDER")
+
+
+def try_writing(folder: Path) -> str:
+    """Why nothing can be written into a folder, or into the nearest above it that there is; "" where it can."""
+    standing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=standing):
-            pass
+            return ""
     except OSError as error:
-        yield Problem("run_root", f"cannot write there: {error.strerror}", str(cfg.run_root), "a writable folder", "run_root=FOLDER")
+        return str(error.strerror)
 
 
 def processes_fit(cfg: DictConfig) -> Iterator[Problem]:

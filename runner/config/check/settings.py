@@ -175,6 +175,14 @@ def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
         yield Problem("resume_from", "is not the folder of a checkpoint", given, "RUN/checkpoints/step-00000040, or latest or best there", hint)
 
 
+def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:
+    root = cfg.get("run_root")
+    if isinstance(root, str) and not root.strip():
+        yield Problem("run_root", "names no folder", root, "a folder", "run_root=runs is the usual one; run_root=. the current one")
+    elif isinstance(root, str) and root.startswith("~"):
+        yield Problem("run_root", "begins with ~, which a shell replaces only outside quotes", root, "a folder", f"run_root={Path(root).expanduser()}")
+
+
 def variables_only_compute(cfg: Config) -> Iterator[Problem]:
     for name, value in (at(cfg, "reproducibility.variables") or {}).items():
         if name not in VARIABLES:
@@ -204,6 +212,7 @@ RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     monitor_has_a_mode,
     optimizer_is_possible,
     name_is_a_folder,
+    run_root_is_a_folder,
     variables_only_compute,
     resumed_checkpoint_is_there,
     no_timing_decides_bits,
