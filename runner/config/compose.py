@@ -19,7 +19,7 @@ import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins import file_config_source
 from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
@@ -193,8 +193,8 @@ _PROJECT, _GIVEN = "project", "given"
 """Whose folder of configs: the project's own, or one that --config-dir names, which may be a stranger's."""
 
 
-class _Files(FileConfigSource):
-    """Hydra's own, with limits."""
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's own, with limits; of its name, or Hydra would not take it for the same where a program uses Hydra itself too."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path) / self._normalize_file_name(config_path)
@@ -206,8 +206,8 @@ class _Files(FileConfigSource):
 def config_loader(project: Project) -> ConfigLoaderImpl:
     """Hydra's loader over the project's config folders, then samewise's."""
     version.setbase("1.3")
-    for source in (_Files, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import every plugin that it finds anywhere
-        SourcesRegistry.instance().register(source)
+    for source in (FileConfigSource, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import all plugins there are
+        SourcesRegistry.instance().types[source.scheme()] = source
     JobRuntime.instance().set("name", "samewise")
     ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
     # Without what Hydra chooses for itself (launcher, sweeper, logging, help), a third of the files, all of it thrown away in `without_hydra`.

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.compose import Composed, choices_in, compose, config_loader, dump_plain, groups, root_config, without_hydra
+from samewise.runner.config.compose import Composed, choices_in, compose, config_loader, dump_plain, groups, label_of, root_config, without_hydra
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
@@ -52,7 +52,7 @@ class Composer:
             ConfigLoaderImpl._apply_overrides_to_config(rest, cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls at this point)
         except faults.FAILURES:
             return compose(given, project=self._project, strict=False)  # tells what is wrong
-        return Composed(cfg, dict(choices), tuple(given), self._project)
+        return Composed(cfg, dict(choices), tuple(given), self._project, label=label_of(given))
 
     def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
         if chosen not in self._bases:

@@ -24,6 +24,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from samewise.runner.config import compose
+from samewise.runner.config.check.machine import require_few
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError, describe
@@ -57,7 +58,11 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> int
 
     Returns:
         The exit code: what the ranks came to.
+
+    Raises:
+        ConfigError: they are far more than this machine's cores.
     """
+    require_few("strategy.nproc", nproc)
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
         handed = Path(temporary)
         while True:

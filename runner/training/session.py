@@ -114,7 +114,7 @@ def _taken_over(run: Run, path: Path) -> dict[str, Any]:
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     try:
         restore(run, checkpoint.load_sharded(state, path, run.strategy.layout.empty))
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, ConfigError) as error:
         message = f"does not fit this experiment: {first_line(error)}"
         hint = "initialise.weights=FOLDER loads only the weights, as far as they fit"
         raise ConfigError(Problem("resume_from", message, str(path), "the same model, optimizer and phases", hint)) from error

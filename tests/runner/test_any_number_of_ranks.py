@@ -21,7 +21,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("reference"), 1, "strategy=single")
 
 
-@pytest.mark.parametrize(("ranks", "further"), [(1, []), (2, ["strategy.bucket_mb=0.05"]), (4, ["strategy.overlap=false"]), (3, ["strategy.uneven=true"])])
+@pytest.mark.parametrize(
+    ("ranks", "further"),
+    [(1, []), (2, ["strategy.bucket_mb=0.05"]), pytest.param(4, ["strategy.overlap=false"], marks=pytest.mark.slow), (3, ["strategy.uneven=true"])],
+)
 def test_any_number_of_ranks_gives_the_same_bits(reference, tmp_path, ranks, further):
     assert_same(run(tmp_path, ranks, *further), reference)
 
@@ -41,6 +44,7 @@ def kill_one(run_root: Path, ranks: int, *, victim: int, step: int) -> None:
     assert "Traceback" not in job.errors
 
 
+@pytest.mark.slow
 def test_started_on_4_killed_resumed_on_2_killed_finished_on_1(reference, tmp_path):
     kill_one(tmp_path, 4, victim=2, step=4)
     kill_one(tmp_path, 2, victim=0, step=8)
@@ -58,6 +62,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_saves(reference,
     assert_same(run(tmp_path, 4), reference)
 
 
+@pytest.mark.slow
 def test_plain_ddp_gives_other_bits(reference, tmp_path):
     """The control: the tests above can fail."""
     folder = run(tmp_path, 4, "strategy=ddp")
@@ -80,6 +85,7 @@ def test_an_error_in_one_rank_ends_all_and_is_told_once(tmp_path):
     assert job.errors.count("error:") == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_joins_is_named(tmp_path):
     job = Job(tmp_path, 4, "strategy.join_timeout_s=6", started=2)
     assert 2 in job.wait()

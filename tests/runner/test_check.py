@@ -56,6 +56,7 @@ def test_every_choice_that_goes_with_any_experiment_has_nothing_wrong(choices: l
         assert not {choice: problems for choice in choices if (problems := found(choice))}
 
 
+@pytest.mark.slow  # tests/kept composes all experiments
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice.partition("=")[0] not in ANYWHERE])
 def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: str) -> None:
     """A data set of speech has no number of classes to give an image classifier: it fits another recipe's experiment."""

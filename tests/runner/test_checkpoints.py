@@ -140,7 +140,7 @@ def test_a_newest_one_that_cannot_be_read_is_refused_and_no_older_one_is_taken_f
 
 def test_too_little_memory_is_a_refusal_and_with_more_it_is_read(tmp_path):
     keeper(tmp_path, background=False).save(1, {"model": {"weight": torch.ones(1000)}}, {})
-    keeper(tmp_path, background=False).save(2, {"model": {"weight": torch.ones(16 << 20)}}, {})
+    keeper(tmp_path, background=False).save(2, {"model": {"weight": torch.ones(64 << 20)}}, {})
     with little_memory(32), pytest.raises(CheckpointError, match=r"step-00000002: .*memory"):
         checkpoint.newest_sound(tmp_path)
     assert checkpoint.newest_sound(tmp_path)[0].step == 2

@@ -100,6 +100,7 @@ def test_the_average_is_that_of_the_textbook(rule: str, trained: tuple[list[dict
             assert tensor.item() == states[max(shares)][name].item()  # a count
 
 
+@pytest.mark.slow
 def test_the_default_average_is_as_good_as_the_model_after_few_steps_and_after_more(tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = ("experiment=resnet18_digits", "model.width=8", "callbacks=[default,ema]", "tracking=none", "max_epochs=5", f"run_root={tmp_path}")
     done = samewise("train", *given, "--json")

@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(train, tmp_
     assert str(folder / "checkpoints/damaged-step-00000018") in done.stderr
 
 
-@pytest.mark.parametrize("trouble", ["/proc/self/mem", "nowhere"])
+@pytest.mark.parametrize("trouble", ["/proc/self/mem", pytest.param("nowhere", marks=pytest.mark.slow)])
 def test_checkpoints_that_cannot_be_read_stop_the_command_which_goes_on_once_they_can(train, tmp_path, trouble):
     """Reading /proc/self/mem gives EIO; a link to nowhere stands for a file that is gone."""
     settings = ("max_steps=4", "checkpoint.every_steps=2")
@@ -131,6 +131,7 @@ def make_pictures(root: Path, shade: int) -> Path:
     return root
 
 
+@pytest.mark.slow  # test_checkpoint_writing.py fills a disk in-process
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_ends_training_with_a_message_and_more_room_lets_it_go_on(train, tmp_path):
     disk = tmp_path / "disk"

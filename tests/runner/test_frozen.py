@@ -63,7 +63,11 @@ def below(names: set[str], prefix: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("how", "further"),
-    [(BY_INITIALISE, []), (BY_GROUPS, ["strategy=elastic", "replicas=4"]), (BY_INITIALISE, ["memory_format=channels_last", "accumulate=2", "callbacks=ema"])],
+    [
+        (BY_INITIALISE, []),
+        (BY_GROUPS, ["strategy=elastic", "replicas=4"]),
+        pytest.param(BY_INITIALISE, ["memory_format=channels_last", "accumulate=2", "callbacks=ema"], marks=pytest.mark.slow),
+    ],
 )
 def test_frozen_layers_keep_parameters_and_statistics_and_the_others_do_not(how: list[str], further: list[str], tmp_path: Path) -> None:
     before = initial(*how, *further, folder=tmp_path)

@@ -59,6 +59,7 @@ def wait_for_step(process: subprocess.Popen, run_root: Path, step: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_rank_that_dies_is_told_or_made_good(samewise, tmp_path):
     """One launcher may start again once; the second kill is told, and the same command then finishes, with the bits of an undisturbed run."""

@@ -25,7 +25,7 @@ def reference(experiment, tmp_path_factory) -> Path:
     return experiment.run_afresh(tmp_path_factory.mktemp("reference"), "tracking=none")
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_run_again_with_any_number_of_workers(promise, experiment, reference, tmp_path, num_workers):
     again = experiment.run(tmp_path, "tracking=none", f"loader.num_workers={num_workers}")
     assert promise.weights(again) == promise.weights(reference)
@@ -39,7 +39,7 @@ def test_another_seed_gives_other_bits(promise, experiment, reference, tmp_path)
     assert other.name != reference.name
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_and_repeated_until_done(promise, experiment, reference, tmp_path, kills):
     chance, killed = random.Random(20), 0
     while killed < kills and experiment.kill_within(tmp_path, chance, f"loader.num_workers={killed % 2}"):

@@ -113,6 +113,7 @@ def test_a_finished_run_is_in_mlflow_with_all_that_belongs_to_it(folder: RunFold
     assert files == {"config.yaml", "environment.json", "pictures/confusion.txt"}
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_at_random_and_started_again_leaves_every_value_there_once(folder: RunFolder, store: Store) -> None:
     chance = random.Random(5)
     for number in range(3):
@@ -140,6 +141,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SenderPa
     made.close()
 
 
+@pytest.mark.slow
 def test_a_sender_forked_by_a_shared_process_sees_the_trainer_die_and_outlives_what_forked_it(folder: RunFolder, store: Store, shared: SenderParent) -> None:
     trainer = start(folder, store.uri, 400, 0.05)
     until(lambda: bool(psutil.Process(shared.pid).children()))

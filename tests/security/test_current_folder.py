@@ -34,6 +34,13 @@ def strange(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_training_imports_nothing_from_the_current_folder(strange: Path) -> None:
+    done = run("train", *TINY, "model.width=4", f"run_root={strange / 'runs'}", folder=strange)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert not [*strange.glob("mark"), *strange.glob("*/mark")]
+
+
+@pytest.mark.slow
 def test_a_sweep_with_workers_imports_nothing_from_the_current_folder(strange: Path) -> None:
     done = run("sweep", *TINY, "seed=1,2", "loader.num_workers=1", f"run_root={strange / 'runs'}", folder=strange)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -34,9 +34,14 @@ NUMBERS = {
 def test_numbers_that_the_machine_cannot_carry_are_refused() -> None:
     told = paths(*" ".join(NUMBERS.values()).split())
     assert {key for key in NUMBERS if "too large" in told[key] or "more processes" in told[key]} == NUMBERS.keys()
-    told = paths("strategy=elastic", "strategy.nproc=100000", "batch_size=100000000000")
-    assert "more processes" in told["strategy.nproc"]
-    assert "too large" in told["batch_size"]
+    assert "too large" in paths("batch_size=100000000000")["batch_size"]
+
+
+def test_ranks_that_the_machine_cannot_carry_are_not_started(samewise, tmp_path: Path) -> None:
+    many = ["strategy=elastic", "strategy.nproc=65536", "replicas=65536", "batch_size=65536"]
+    done = samewise("train", DIGITS, "debug=tiny", *many, "tracking=none", f"run_root={tmp_path}")
+    assert done.returncode == 2
+    assert "strategy.nproc: is more processes than this machine can carry" in done.stderr
 
 
 @pytest.mark.parametrize("values", ["seed=range(1000000000)", "seed=shuffle(range(0,1000000000))", "optimizer.lr=range(0,1,0.000000001)"])

@@ -35,7 +35,9 @@ def alive(processes: set[int]) -> set[int]:
     ("overrides", "children", "trained"),
     [
         (["loader.num_workers=2"], 2, True),
-        (["strategy=elastic", "strategy.nproc=2", "replicas=2", "strategy.join_timeout_s=100000"], 2, False),  # killed while its ranks still import torch
+        pytest.param(  # killed while its ranks still import torch
+            ["strategy=elastic", "strategy.nproc=2", "replicas=2", "strategy.join_timeout_s=100000"], 2, False, marks=pytest.mark.slow
+        ),
         pytest.param(["strategy=elastic", "strategy.nproc=2", "replicas=2", "loader.num_workers=1"], 4, True, marks=pytest.mark.slow),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_point_is_the_experiment_that_its_overrides_give(tmp_path: Path) -> No
         assert made.point.fingerprint == alone.fingerprint
         assert made.point.folder == str(alone.folder.path)
         assert dump(made.composed) == dump(alone)
-        same = parse(dump_plain({**made.whole, "tracking": plain(alone.cfg.tracking)}, made.composed.choices))
+        same = parse(dump_plain({**made.whole, "tracking": plain(alone.cfg.tracking)}, made.composed.choices, alone.label))
         assert same.fingerprint == alone.fingerprint
         assert dump(same) == dump(alone)
 

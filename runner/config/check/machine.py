@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from samewise.runner.errors import Problem
+from samewise.runner.errors import ConfigError, Problem
 
 
 def problems(cfg: DictConfig, *, elsewhere: bool = False) -> list[Problem]:
@@ -33,14 +33,23 @@ def try_writing(folder: Path) -> str:
         return str(error.strerror)
 
 
-def processes_fit(cfg: DictConfig) -> Iterator[Problem]:
-    """Thousands of processes take a machine down before any of them has loaded a sample."""
+def require_few(path: str, count: int) -> None:
+    """Refuse thousands of processes, which take a machine down before any of them has loaded a sample.
+
+    Raises:
+        ConfigError: they are far more than its cores.
+    """
     cores = os.cpu_count() or 1
-    most = max(64, 8 * cores)
-    nproc = cfg.strategy.get("nproc") if isinstance(cfg.strategy, DictConfig) else None
-    for path, count in (("loader.num_workers", cfg.loader.num_workers), ("strategy.nproc", nproc)):
-        if isinstance(count, int) and count > most:
-            yield Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {most}")
+    if count > max(64, 8 * cores):
+        raise ConfigError(Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {max(64, 8 * cores)}"))
+
+
+def workers_fit(cfg: DictConfig) -> Iterator[Problem]:
+    """Ranks are counted where they are started: a set-up for other machines can be checked here."""
+    try:
+        require_few("loader.num_workers", cfg.loader.num_workers)
+    except ConfigError as error:
+        yield from (problem for problem in error.problems if isinstance(problem, Problem))
 
 
 def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
@@ -64,4 +73,4 @@ def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
 
 
 ANYWHERE: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written,)
-RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, processes_fit, device_is_there, backend_is_there)
+RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, workers_fit, device_is_there, backend_is_there)
