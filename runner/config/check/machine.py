@@ -49,7 +49,7 @@ def workers_fit(cfg: DictConfig) -> Iterator[Problem]:
     try:
         require_few("loader.num_workers", cfg.loader.num_workers)
     except ConfigError as error:
-        yield from (problem for problem in error.problems if isinstance(problem, Problem))
+        yield from error.problems
 
 
 def device_is_there(cfg: DictConfig) -> Iterator[Problem]:
