@@ -210,6 +210,7 @@ def _try(samewise: Callable[..., Any], home: Path, kind: str, name: str, way: st
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "name", "way"), list(cases()))
 def test_every_command_answers_for_every_spoilt_file(samewise, home, kind, name, way) -> None:
     _try(samewise, home, kind, name, way, OF_RUN if kind == "one" else OF_SWEEP, seed=0)
