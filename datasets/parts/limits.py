@@ -65,7 +65,7 @@ def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         kind = next((words for test, words in _KINDS if test(found.st_mode)), "a special file")
-        raise DataError(Problem(os.fspath(path), f"is {kind}, not a regular file", hint="remove it, or put the file itself there"))
+        raise DataError(Problem(os.fspath(path), f"is {kind}, not a regular file", hint="name a file, or leave it out"))
     if whole:
         BYTES.check(path, found.st_size)
 

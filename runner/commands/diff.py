@@ -41,8 +41,8 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.records import environment, shapes, sources, trace
     from samewise.runner.records.files import read_json
 
-    head, one = trace.read_trace(first.trace)
-    _, two = trace.read_trace(second.trace)
+    head, one = trace.read_trace_of(first)
+    _, two = trace.read_trace_of(second)
     both = sorted(one.keys() & two.keys())
     parting = next(((step, *found) for step in both if (found := trace.parting(head, one[step], two[step]))), None)
     metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import combine, digests, value_digest
-from samewise.runner.records.files import damaged, misfit, parse_json, read_lines, require_shape, set_aside
+from samewise.runner.records.files import damaged, misfit, parse_json, read_json, read_lines, require_shape, set_aside
+from samewise.runner.records.folder import RunFolder
 
 # In the order in which a step computes them: the first that differs says where the step parted.
 STAGES = {
@@ -184,6 +185,22 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
             raise damaged(path, f"line {number} does not follow from the one before it")
         before = int(line["chain"], 16)
         lines[step] = line
+    return head, lines
+
+
+def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """The trace of a run, which is as long as its summary says, where it has one.
+
+    Raises:
+        DamagedFile: it is shorter, empty, or `read_trace` finds it damaged.
+    """
+    head, lines = read_trace(folder.trace)
+    steps = int((read_json(folder.summary, shapes.SUMMARY) or {}).get("steps", 0))
+    if not head and folder.trace.exists() and steps:
+        raise damaged(folder.trace, "it is empty")
+    last = steps - steps % min(lines) if lines else 0
+    if lines and max(lines) < last:
+        raise damaged(folder.trace, f"it ends at step {max(lines)}, and the run took {steps}")
     return head, lines
 
 

@@ -51,7 +51,7 @@ class Comparison(Callback):
     """
 
     def __init__(self, folder: RunFolder, *, steps: int | None = None) -> None:
-        self._head, self._lines = trace.read_trace(folder.trace)
+        self._head, self._lines = trace.read_trace_of(folder)
         self.wanted = sum(steps is None or step <= steps for step in self._lines)
         """How many steps will be compared: those of the trace, which may be every hundredth."""
         self.compared = 0
@@ -73,7 +73,7 @@ class Comparison(Callback):
 
 def checkpoint_partings(folder: RunFolder) -> list[Parting]:
     """What is wrong with the run's checkpoints, by step: altered files, and weights that are not the trace's."""
-    head, lines = trace.read_trace(folder.trace)
+    head, lines = trace.read_trace_of(folder)
     partings: list[Parting] = []
     for kept in checkpoint.list_checkpoints(folder.checkpoints):
         try:

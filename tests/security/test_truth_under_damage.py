@@ -92,9 +92,22 @@ def test_a_trace_with_a_line_that_says_nothing_is_not_the_same_bits(samewise, ru
 def test_a_trace_that_ends_in_a_line_cut_off_by_a_crash_is_compared_as_far_as_it_goes(samewise, run) -> None:
     other = shutil.copytree(run, run.with_name("other"), symlinks=True)
     (other / "trace.jsonl").write_bytes((other / "trace.jsonl").read_bytes()[:-20])
+    (other / "summary.json").unlink()
     done = samewise("diff", run, other)
     assert done.returncode == 0, done.stderr
     assert "the same bits in all 5 common steps" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"), [(lambda raw: raw[:-20], "it ends at step 5, and the run took 6"), (lambda raw: b"", "it is empty")], ids=["cut", "empty"]
+)
+def test_a_trace_that_is_shorter_than_its_finished_run_is_damaged(samewise, run, kept, words) -> None:
+    other = shutil.copytree(run, run.with_name("other"), symlinks=True)
+    (run / "trace.jsonl").write_bytes(kept((run / "trace.jsonl").read_bytes()))
+    for command in (["diff", other, run], ["verify", run]):
+        done = samewise(*command)
+        assert (done.returncode, "the same bits" in done.stdout) == (2, False)
+        assert f"trace.jsonl: is damaged: {words}" in done.stderr
 
 
 @pytest.mark.parametrize("steps", [-5, 0])
