@@ -23,6 +23,7 @@ from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import DataError, Problem, SamewiseError, ends_process, raised_at
 from samewise.runner.interfaces import Batch
+from samewise.runner.processes.this_process import end_with_parent
 
 Collate = Callable[[Sequence[Any]], Batch]
 
@@ -201,7 +202,11 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
-    """Signals that a scheduler sends to all processes of a run are for the main one: it finishes its step, saves, and ends the workers."""
+    """Signals that a scheduler sends to all processes of a run are for the main one: it finishes its step, saves, and ends the workers.
+
+    Where it is killed, Linux ends them: torch's own watch over it leaves a worker that has a batch to hand over waiting for ever.
+    """
+    end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _give_notice)  # the main process may be the sender, and waits for a worker that hangs

@@ -50,6 +50,8 @@ def test_processes_end_when_the_one_that_started_them_is_killed(overrides: list[
             assert main.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
+        main.send_signal(signal.SIGSTOP)  # so that it starts no more
+        started = below(main.pid)
         main.kill()
         main.wait()
         until = time.monotonic() + 200
