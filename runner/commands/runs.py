@@ -16,9 +16,11 @@ EXAMPLES = """examples:
   samewise runs                                                  all of them, the newest last
   samewise runs --sort valid/accuracy --where state=finished     the best first; --sort -valid/loss: the lowest first
   samewise runs --where name=resnet18_digits --diff              with what their configs differ in
-  samewise runs --where 'valid/accuracy>0.9' --where label~lr    in MLflow's and pandas' reach: --json
+  samewise runs --where 'valid/accuracy>0.9' --where label~lr=0.1 --json      for programs, with all metrics
   samewise runs rm 3f2a 91bc                                     say what would be deleted; --yes deletes it
   samewise runs gc                                               the same of all that failed; --where chooses others
+
+--sort and --where know metrics by their names, and: name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
 """
 
 

@@ -174,18 +174,11 @@ def dump_plain(whole: Any, choices: Mapping[str, str], label: str = "") -> str:
     return header.write(choices, label) + text
 
 
-_REPORTS = ("callbacks.progress", "callbacks.throughput", "callbacks.learning_rate")
-
-
 def label_of(overrides: Sequence[str]) -> str:
     """What overrides change of the result, in a few words; what only says where and how a run is carried out is left out."""
     values = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     seed = values.pop("seed", None)
-    kept = {
-        key: value
-        for key, value in values.items()
-        if key == "debug" or (key != "experiment" and not is_outside(key.lstrip("+~")) and not key.lstrip("+~").startswith(_REPORTS))
-    }
+    kept = {key: value for key, value in values.items() if key == "debug" or (key != "experiment" and not is_outside(key.lstrip("+~")))}
     return in_words(kept, seed) if kept or seed is not None else ""
 
 

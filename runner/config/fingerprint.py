@@ -44,8 +44,9 @@ OUTSIDE = frozenset(
 HOST_KEYS = re.compile(r"(^|_)(root|dir|path)$|^download$")
 """Keys of `dataset` that say where the data lie on this machine; what they hold is fingerprinted in the environment."""
 
-REPORTING = re.compile(r"^samewise\.runner\.callbacks\.(progress|throughput|learning_rate)\.")
-"""Callbacks that only report."""
+REPORTS = ("progress", "throughput", "learning_rate")
+"""Callbacks that only report: their names in configs, and their modules'."""
+REPORTING = re.compile(rf"^samewise\.runner\.callbacks\.({'|'.join(REPORTS)})\.")
 
 AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
 
@@ -53,6 +54,8 @@ AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
 def is_outside(path: str) -> bool:
     """Whether what is set at a path cannot change a result, as far as the path tells."""
     parts = path.replace("@", ".").replace("/", ".").split(".")
+    if parts[0] == "callbacks" and len(parts) > 1 and parts[1] in REPORTS:
+        return True
     return any(".".join(parts[:end]) in OUTSIDE for end in range(1, len(parts) + 1)) or (parts[0] == "dataset" and bool(HOST_KEYS.search(parts[-1])))
 
 
