@@ -48,7 +48,7 @@ def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra'
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra._internal.core_plugins.fish_completion import FishCompletion
 
-    from samewise.runner.config import compose, project
+    from samewise.runner.config import loader, project
 
     class Taught:
         """Mixed into Hydra's classes: completes the command's name first, then what that command takes."""
@@ -64,7 +64,7 @@ def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra'
                 return [f"{name} " if shell == "fish" else name for name in commands() if name.startswith(words[0] if words else "")]
             rest = " ".join(word for word in words[1:] if not word.startswith("-")) + (" " if line.endswith(" ") else "")
             if words[0] == "list":
-                return [group for group in compose.groups(self.config_loader) if group.startswith(rest.strip())]  # type: ignore[attr-defined]
+                return [group for group in loader.groups(self.config_loader) if group.startswith(rest.strip())]  # type: ignore[attr-defined]
             if words[0] == "completion":
                 return [name for name in SHELLS if name.startswith(rest.strip())]
             if words[0] not in OVERRIDES:
@@ -82,9 +82,9 @@ def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra'
         def _get_exec() -> list[tuple[str, str]]:
             return [("samewise", "")]
 
-    loader = compose.config_loader(project.find())
+    found = loader.config_loader(project.find())
     if shell == "zsh":  # Hydra's script for bash, which zsh runs once it has been told to take bash's completions
         if len(sys.argv) > 1 and sys.argv[1] == "completion":
             print("autoload -Uz compinit bashcompinit && compinit && bashcompinit")
-        return Bash(loader)
-    return Fish(loader) if shell == "fish" else Bash(loader)
+        return Bash(found)
+    return Fish(found) if shell == "fish" else Bash(found)

@@ -23,7 +23,7 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.config.compose import choices_of, group_summaries
+    from samewise.runner.config.catalogue import choices_of, group_summaries
 
     project = project_from(args)
     groups = group_summaries(project)

@@ -21,7 +21,7 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.config.compose import origins
+    from samewise.runner.config.catalogue import origins
     from samewise.runner.config.tree import flat, plain
 
     composed = compose_arguments(args)

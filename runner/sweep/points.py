@@ -16,8 +16,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.compose import Composed, choices_in, compose, config_loader, dump_plain, groups, label_of, root_config, without_hydra
+from samewise.runner.config.compose import Composed, compose, dump_plain, label_of
 from samewise.runner.config.fingerprint import fingerprint_of
+from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, without_hydra
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import ConfigError

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
-from samewise.runner.config.compose import config_loader
+from samewise.runner.config.loader import config_loader
 from samewise.runner.config.overrides import unreadable
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem

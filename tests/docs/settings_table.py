@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.config import schema
-from samewise.runner.config.compose import field_summaries
+from samewise.runner.config.catalogue import field_summaries
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configs.md"
 BEGIN, END = "<!-- settings: python tests/docs/settings_table.py --write -->\n", "<!-- /settings -->"

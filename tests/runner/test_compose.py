@@ -8,8 +8,10 @@ import pytest
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from samewise.runner.config import compose as composing
-from samewise.runner.config.compose import compose, dump, load, origins
+from samewise.runner.config import catalogue
+from samewise.runner.config.catalogue import origins
+from samewise.runner.config.compose import compose, dump, load
+from samewise.runner.config.loader import config_loader
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 
@@ -39,7 +41,7 @@ def test_every_experiment_composes_small(experiment: str) -> None:
 
 @pytest.mark.parametrize("group", sorted({choice.split("=")[0] for choice in CHOICES}))
 def test_every_choice_has_a_line_that_describes_it(group: str) -> None:
-    for name, line in composing.choices_of(group, project=BARE).items():
+    for name, line in catalogue.choices_of(group, project=BARE).items():
         assert len(line) > 8, name
 
 
@@ -68,8 +70,8 @@ def test_a_projects_choices_are_found_and_win_over_samewises(mine: Project, tmp_
     composed = compose(["dataset=ours"], project=mine)
     assert composed.cfg.recipe.num_classes == 3
     assert composed.cfg.precision._target_ == "lab.Precision"
-    assert composing.choices_of("dataset", project=mine)["ours"] == "Ours"
-    assert "digits" in composing.choices_of("dataset", project=mine)
+    assert catalogue.choices_of("dataset", project=mine)["ours"] == "Ours"
+    assert "digits" in catalogue.choices_of("dataset", project=mine)
 
 
 def test_debug_tiny_follows_whatever_recipe_is_chosen(mine: Project, tmp_path: Path) -> None:
@@ -185,5 +187,5 @@ def test_a_config_cannot_bring_python_objects_in(mine: Project, tmp_path: Path) 
 
 def test_no_file_of_hydras_own_is_read() -> None:
     """What it would choose for itself, its launcher, sweeper and logging, was a third of all files, and thrown away."""
-    defaults = composing.config_loader(BARE).compute_defaults_list("config", [], RunMode.RUN).defaults
+    defaults = config_loader(BARE).compute_defaults_list("config", [], RunMode.RUN).defaults
     assert [one.config_path for one in defaults if str(one.config_path).startswith("hydra/")] == ["hydra/config"]

@@ -14,7 +14,7 @@ import pytest
 from samewise_runner_resuming import Killed, composed, first_difference, stopped, trained
 from samewise_runner_resuming_space import FURTHER, OPTIMIZERS, SCHEDULERS, TINY, drawn
 
-from samewise.runner.config.compose import choices_of
+from samewise.runner.config.catalogue import choices_of
 from samewise.runner.config.project import Project
 from samewise.runner.records import checkpoint
 from samewise.runner.training import session

@@ -1,0 +1,102 @@
+"""Hydra, as far as samewise uses it: where config files are found, and how a choice of them becomes one config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.core_plugins import file_config_source
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.conf import HydraConf
+from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
+from hydra.core.utils import JobRuntime
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from samewise.runner.config.project import Project
+from samewise.runner.config.schema import Experiment
+from samewise.runner.config.yaml_files import require_modest
+from samewise.runner.errors import Problem
+from samewise.runner.records.files import read_text
+
+ROOT = "config"
+"""The config that every experiment starts from: configs/config.yaml."""
+
+PROJECT, GIVEN = "project", "given"
+"""Whose folder of configs: the project's own, or one that --config-dir names, which may be a stranger's."""
+
+
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's own, with limits; of its name, or Hydra would not take it for the same where a program uses Hydra itself too."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path) / self._normalize_file_name(config_path)
+        if (text := read_text(file)) is not None:
+            require_modest(text, str(file), interpolations="own" if self.provider == GIVEN else "all")
+        return super().load_config(config_path)
+
+
+def config_loader(project: Project) -> ConfigLoaderImpl:
+    """Hydra's loader over the project's config folders, then samewise's."""
+    version.setbase("1.3")
+    for source in (FileConfigSource, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import all plugins there are
+        SourcesRegistry.instance().types[source.scheme()] = source
+    JobRuntime.instance().set("name", "samewise")
+    ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
+    # Without what Hydra chooses for itself (launcher, sweeper, logging, help), a third of the files, all of it thrown away in `without_hydra`.
+    ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]), provider="samewise")
+    path = ConfigSearchPathImpl()
+    path.append("hydra", "pkg://hydra.conf")
+    for folder in project.configs:
+        path.append(GIVEN if folder in project.given else PROJECT, f"file://{folder}")
+    path.append("main", "pkg://samewise.configs")
+    path.append("schema", "structured://")
+    return ConfigLoaderImpl(path)
+
+
+def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
+    """The choices of every group (`{"optimizer": ["adamw", "sgd"]}`), groups within groups by their path (`debug/sizes`)."""
+    found = dict[str, list[str]]()
+    for name in loader.repository.get_group_options(under, ObjectType.GROUP):  # the loader's own of this name makes a repository for each call
+        group = f"{under}/{name}" if under else name
+        if group == "hydra" or name.startswith("_"):
+            continue
+        found[group] = loader.repository.get_group_options(group, ObjectType.CONFIG)
+        found |= groups(loader, group)
+    return found
+
+
+def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
+    """The root config with overrides, as Hydra composes it, its own settings included."""
+    return loader.load_configuration(ROOT, list(given), RunMode.RUN, from_shell=False)
+
+
+def choices_in(cfg: DictConfig) -> dict[str, str]:
+    """The choice of each group in what `root_config` gave."""
+    return {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice is not None and not str(group).startswith("hydra/")}
+
+
+def without_hydra(cfg: DictConfig) -> DictConfig:
+    """The config less Hydra's own settings; changed in place."""
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
+
+
+def set_for_hydra(composed: DictConfig) -> list[Problem]:
+    """What a config file sets for Hydra itself, such as where else it would look for configs."""
+    initial = OmegaConf.structured(HydraConf(defaults=[]))
+    plain, usual = (cast(dict[str, Any], OmegaConf.to_container(node, resolve=False)) for node in (composed, initial))
+    found = [key for key in plain if key not in ("job", "overrides", "runtime") and plain[key] != usual.get(key)]
+    found += [f"job.{key}" for key, value in plain["job"].items() if key not in ("name", "override_dirname", "config_name") and value != usual["job"].get(key)]
+    found += [group.partition("/")[2] for group in plain["runtime"]["choices"] if str(group).startswith("hydra/")]
+    words = "a config file sets this for Hydra, which samewise uses to compose configs and for nothing else"
+    return [Problem(f"hydra.{key}", words, hint="remove it; further folders of configs are given with --config-dir or in pyproject.toml") for key in found]
