@@ -13,6 +13,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from samewise.runner.config.schema import Tracking
+from samewise.runner.records import trust
 from samewise.runner.records.files import write_atomically, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import open_tracker
@@ -30,6 +31,7 @@ def main() -> None:
         "tracking": settings,
     }
     write_atomically(folder.config, "# choices: " + json.dumps({"model": "resnet18"}) + "\n" + OmegaConf.to_yaml(OmegaConf.create(config)))
+    trust.sign(folder.config)
     data = {"train": {"name": "digits", "size": 1000, "fingerprint": "a" * 64}}
     write_json(folder.environment, {"fingerprint": "f" * 64, "level": "R1", "versions": {"torch": "2"}, "git": {"commit": "c" * 40}, "data": data})
     checkpoint = folder.checkpoints / "step"
