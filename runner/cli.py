@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NoReturn
 
 from samewise.runner.commands import commands
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, describe, nearest
@@ -57,18 +58,50 @@ def _chosen(argv: list[str]) -> Callable[[], int]:
         raise ConfigError(Problem("", "unknown command", argv[0], "one of the commands that `samewise --help` lists", nearest(argv[0], known)))
     command = known[argv[0]]
     arrange, run = command.load()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"samewise {command.name}", description=command.summary + ".", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    parser.given = argv[1:]
     arrange(parser)
     if "--debug" not in parser._option_string_actions:  # pyright: ignore[reportPrivateUsage]  (argparse has no public way to ask)
         parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
     try:
         given = parser.parse_intermixed_args(argv[1:])
-    except SystemExit as stop:  # --help (0) and usage errors (2); what a command itself raises is an error
+    except SystemExit as stop:  # --help; what a command itself raises is an error
         code = stop.code if isinstance(stop.code, int) else 2
         return lambda: code
     return partial(run, given)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose complaints say what was meant."""
+
+    given: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong with the arguments; an unknown option before all else, as its value is then taken for something else.
+
+        Raises:
+            ConfigError: always.
+        """
+        help_ = f"`{self.prog} --help` explains the command"
+        options = [name for action in self._actions for name in action.option_strings]
+        for place, word in enumerate(self.given):
+            name, _, value = word.partition("=")
+            if name.startswith("--") and len(name) > 2 and name not in options:
+                value = value or next((after for after in self.given[place + 1 : place + 2] if not after.startswith("-")), "VALUE")
+                raise ConfigError(Problem(self.prog, "no such option", name, hint=self._meant(name, value, options) or help_))
+        if message.startswith("the following arguments are required: "):
+            needed = [str(action.metavar) for action in self._actions if not action.option_strings and action.nargs not in ("*", "?")]
+            message = f"needs {' and '.join(needed)}"
+        raise ConfigError(Problem(self.prog, message, hint=help_))
+
+    def _meant(self, name: str, value: str, options: Sequence[str]) -> str:
+        hint = nearest(name, options)
+        if hint.startswith("did you mean"):
+            return hint
+        takes_settings = any(action.dest == "overrides" for action in self._actions)
+        return f"settings are written without dashes: {name.lstrip('-').replace('-', '_')}={value}" if takes_settings else ""
 
 
 def _show(text: str) -> int:

@@ -11,7 +11,7 @@ EXAMPLES = """examples:
   samewise diff 3f2a 91bc
   samewise diff runs/resnet18_digits/3f2a9c81d0b4 other/resnet18_digits/3f2a9c81d0b4 --json
 
-exit codes: 0 the same bits; 1 they differ; 2 the input was wrong
+exit codes: 0 the same bits in all common steps; 1 they differ, or no step is common; 2 the input was wrong
 """
 
 

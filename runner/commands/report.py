@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     trusted = trust.is_trusted(folder.made_by, trust=args.trust)
     found = current_results(folder, project_from(args), trusted=trusted)
     if not found:
-        raise ConfigError(Problem(folder.id, "has no points yet, so there is nothing to report", hint=f"samewise sweep --status {folder.id}"))
+        raise ConfigError(Problem(folder.id, "has no points yet, so there is nothing to report", hint=f"samewise sweep --status {folder.path}"))
     known, spent = effects(found), cost(folder, found)
     objectives: Mapping[str, str] | None = folder.facts["sweeper"].get("objectives")
     files = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ EXAMPLES = """examples:
   samewise runs --where name=resnet18_digits --diff              with what their configs differ in
   samewise runs --where 'valid/accuracy>0.9' --where label~lr=0.1 --json      for programs, with all metrics
   samewise runs rm 3f2a 91bc                                     say what would be deleted; --yes deletes it
-  samewise runs gc                                               the same of all that failed; --where chooses others
+  samewise runs gc                                               the same of all that failed; --where chooses among those that failed or were interrupted
 
 --sort and --where know metrics by their names, and: name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
 """
@@ -27,7 +28,11 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
-        "action", nargs="?", choices=("list", "rm", "gc"), default="list", help="list (default); rm: delete the runs named; gc: those that failed"
+        "action",
+        nargs="?",
+        choices=("list", "rm", "gc"),
+        default="list",
+        help="list (default); rm: delete the runs named; gc: those that failed",
     )
     parser.add_argument("names", nargs="*", metavar="RUN", help="for rm: a run's folder, the start of its fingerprint, or its MLflow run id")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")
@@ -59,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     found = listing.matching(found, conditions)
     if args.sort:
         found = listing.in_order(found, args.sort)
+    if args.action == "gc":
+        found = _without_good(found)
     if args.action != "list":
         return _delete(found, args)
     differing = listing.varying(found) if args.diff else {}
@@ -69,6 +76,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(found, differing)
     return 0
+
+
+def _without_good(found: Sequence[Listed]) -> list[Listed]:
+    """Those of which nothing came. What has finished, or is running, is deleted by its name only."""
+    from samewise.runner.sweep.results import State
+
+    kept = [one for one in found if one.state not in (State.failed, State.interrupted)]
+    if kept:
+        words = ", ".join(dict.fromkeys(one.state.value for one in kept))
+        print(f"{len(kept)} left out, as {words}: `samewise runs rm RUN ...` deletes runs by name", file=sys.stderr)
+    return [one for one in found if one not in kept]
 
 
 def _delete(found: Sequence[Listed], args: argparse.Namespace) -> int:

@@ -74,9 +74,12 @@ def start(args: argparse.Namespace) -> int:
     from samewise.runner.sweep.engine import Sweep, refuse_unlisted
     from samewise.runner.sweep.progress import Watcher
 
-    given = _overrides(args)
+    given, asked = _overrides(args)
     project = project_from(args)
     space, folder, shared, composer = _opened(given, project)
+    if asked is not None and asked.path.resolve() != folder.path.resolve():
+        words = f"is a copy, or was begun in another folder than you are in: its command would act on {folder.path}"
+        raise ConfigError(Problem(str(asked.path), words, hint="change to the folder where it was begun, or name the sweep by its id"))
     is_new = not folder.made_by.exists()
     if not is_new:
         _require_trust(folder, args)
@@ -114,15 +117,15 @@ def start(args: argparse.Namespace) -> int:
     return _report(folder, project, as_json=args.json)
 
 
-def _overrides(args: argparse.Namespace) -> list[str]:
-    """What was given, or what the sweep was made from whose id was given."""
+def _overrides(args: argparse.Namespace) -> tuple[list[str], SweepFolder | None]:
+    """What was given; or what the sweep was made from whose id or folder was given, and its folder."""
     if len(args.overrides) == 1 and "=" not in args.overrides[0] and not args.overrides[0].startswith("~"):
         from samewise.runner.records.sweep_folder import find
 
         found = find(args.overrides[0], run_root=getattr(args, "run_root", Path("runs")))
         _require_trust(found, args)
-        return list(found.facts["overrides"])
-    return list(args.overrides)
+        return list(found.facts["overrides"]), found
+    return list(args.overrides), None
 
 
 def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
@@ -218,9 +221,11 @@ def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bo
 
 
 def _all(args: argparse.Namespace) -> int:
+    from samewise.runner.records.folder import require_root
     from samewise.runner.records.sweep_folder import below
     from samewise.runner.sweep.results import point_results
 
+    require_root(args.run_root)
     lines = list[dict[str, Any]]()
     for folder in below(args.run_root):
         counts = Counter(one.state.value for one in point_results(folder))

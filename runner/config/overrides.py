@@ -127,7 +127,8 @@ def problem_in_file(error: BaseException) -> Problem:
     """What is wrong in a config file."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark
-        where = f"{mark.name}:{mark.line + 1}" if mark else "a config file"
+        file = f"{mark.name}:" if mark and not str(mark.name).startswith("<") else "line "  # of a text, whose file the caller names
+        where = f"{file}{mark.line + 1}" if mark else "a config file"
         return Problem(where, f"is not valid YAML: {error.problem or error}", hint="check the indentation, and quote values that hold ': ' or '#'")
     text = str(error)
     file = re.match(r"In '([^']+)'", text)

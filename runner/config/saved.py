@@ -40,6 +40,8 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     if matching:
         names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in matching[:5])
         raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more characters: {names}"))
+    if bare := [one for one in (given, *run_root.glob("*/*")) if one.is_dir() and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))]:
+        raise ConfigError(Problem(str(bare[0]), "the folder is there, but there is no config.yaml in it", expected="a run's folder", hint=RESTORE))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
     raise ConfigError(Problem("RUN", f"no such run in {run_root}", name, expected, nearest(name, known)))
@@ -85,4 +87,5 @@ def answers(folder: RunFolder, cfg: DictConfig) -> bool:
     return same_data and str(cfg.device) in ("auto", device)
 
 
+RESTORE = "if it is one, restore the file from a copy: nothing else says what was trained"
 _ABSENT = object()

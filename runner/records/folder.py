@@ -119,3 +119,13 @@ class RunFolder:
         except locks.Held as held:
             hint = "wait for it, or stop it; then run the same command again to resume"
             raise ConfigError(Problem(str(self.path), f"this run is being written by {held}", hint=hint)) from None
+
+
+def require_root(run_root: Path) -> None:
+    """Refuse a folder of runs that is not there.
+
+    Raises:
+        ConfigError: as it is said.
+    """
+    if not run_root.is_dir():
+        raise ConfigError(Problem("--run-root", "there is no such folder", str(run_root), "the folder that run_root=FOLDER named in training"))

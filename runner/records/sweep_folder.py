@@ -143,8 +143,8 @@ class SweepFolder:
                 raise _lost(file, len(found))
             found.append(point)
             torn = 0  # the point of a line that was cut off is written again
-        if torn:
-            raise _lost(file, len(found))
+        if torn or any(True for job in (self.path / "jobs").glob("*.json") if job.stem.isdecimal() and int(job.stem) >= len(found)):
+            raise _lost(file, len(found))  # also where a job of a later point was started: none is before its point is written
         return found
 
     def add_points(self, points: Sequence[Point]) -> None:
@@ -199,7 +199,7 @@ class SweepFolder:
 
 
 def _lost(file: Path, number: int) -> ConfigError:
-    hint = "restore the file from a copy, or start a new sweep: finished runs are not trained again"
+    hint = "restore the file from a copy, or move the sweep's folder away and give its command again: finished runs are not trained again"
     return ConfigError(Problem(str(file), f"the line of point {number} is damaged or missing", hint=hint))
 
 
@@ -226,4 +226,6 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
         raise ConfigError(
             Problem("SWEEP", f"{len(matching)} sweeps match", name, "one sweep", f"give more characters: {', '.join(one.id for one in matching[:5])}")
         )
+    if Path(name).is_dir():
+        raise ConfigError(Problem(name, "the folder is there, but there is no sweep.json in it", expected="a sweep's folder or id"))
     raise ConfigError(Problem("SWEEP", f"no such sweep in {run_root / HOME}", name, "a sweep's folder or id", nearest(name, names)))

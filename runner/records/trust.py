@@ -18,7 +18,7 @@ from samewise.runner.errors import ConfigError, Problem, TrainingError
 from samewise.runner.records.files import read_text, write_atomically
 
 SIGNATURE = ".signature"
-NOT_YOURS = "was not made by you with this home folder"
+NOT_YOURS = "was not made by you with this home folder, or was altered since"
 MAKES = "makes what its config.yaml names: classes of samewise, torch and your own packages"
 RUNS = "runs what its sweep.json names: a launcher, and the overrides of its points"
 _KEY_DIGITS = 64
@@ -68,7 +68,7 @@ def require(file: Path, *, trust: bool, uses: str) -> None:
     """
     if not is_trusted(file, trust=trust):
         hint = f"this command {uses}. If you trust whoever made the folder, add --trust; it is remembered"
-        raise ConfigError(Problem(str(file.parent), f"{NOT_YOURS}, or by a version of samewise that did not sign", hint=hint))
+        raise ConfigError(Problem(str(file.parent), f"{NOT_YOURS}, or is of a version of samewise that did not sign", hint=hint))
 
 
 def _signature(key: str, file: Path, text: str) -> str:

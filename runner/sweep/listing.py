@@ -21,7 +21,7 @@ from samewise.runner.config.tree import flat
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping, read_text
-from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.folder import RunFolder, require_root
 from samewise.runner.sweep.results import State, latest
 
 
@@ -69,7 +69,12 @@ class Listed:
 
 
 def list_runs(run_root: Path) -> list[Listed]:
-    """All runs, the one that was changed last at the end. One whose files are damaged is listed as far as they tell, with a warning."""
+    """All runs, the one that was changed last at the end. One whose files are damaged is listed as far as they tell, with a warning.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    require_root(run_root)
     return sorted((read_run(folder) for folder in saved.below(run_root)), key=lambda one: one.changed)
 
 
@@ -125,15 +130,16 @@ def matching(runs: Iterable[Listed], conditions: Sequence[str]) -> list[Listed]:
     """Those for which every condition holds: `state=failed`, `valid/accuracy>0.9`, `label~lr=0.1`.
 
     Raises:
-        ConfigError: a condition cannot be read, or names what no run has.
+        ConfigError: a condition cannot be read, names what no run has, or compares it with what it can never be.
     """
-    found = list(runs)
+    found = everything = list(runs)
     for condition in conditions:
         match = re.fullmatch(r"([\w/. -]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.+)", condition)
         if match is None:
             raise ConfigError(Problem("--where", "cannot be read", condition, "NAME=VALUE, NAME>VALUE, NAME~PART, ...", "state=finished, 'valid/accuracy>0.9'"))
         key, sign, text = match.groups()
-        _require_key("--where", key, found)
+        _require_key("--where", key, everything, f"--where 'label~{condition}' finds what was overridden")
+        _require_value(condition, key, [one.get(key) for one in everything], sign, text)
         found = [one for one in found if _holds(one.get(key), sign, text)]
     return found
 
@@ -142,10 +148,7 @@ def _holds(value: Any, sign: str, text: str) -> bool:
     if value is None:
         return False
     if isinstance(value, int | float) and sign != "~":
-        try:
-            return _COMPARED[sign](float(value), float(text))
-        except ValueError:
-            return sign == "!="
+        return _COMPARED[sign](float(value), float(text))
     return _COMPARED[sign](str(value), text)
 
 
@@ -163,10 +166,21 @@ def in_order(runs: Sequence[Listed], key: str) -> list[Listed]:
     return [*ordered, *(one for one in runs if one.get(name) is None)]
 
 
-def _require_key(option: str, key: str, runs: Sequence[Listed]) -> None:
+def _require_key(option: str, key: str, runs: Sequence[Listed], hint: str = "") -> None:
     known = [*Listed.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
     if runs and key not in known:
-        raise ConfigError(Problem(option, "no such column or metric", key, hint=nearest(key, known)))
+        raise ConfigError(Problem(option, "no such column or metric", key, hint="; ".join(filter(None, (nearest(key, known), hint)))))
+
+
+def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, text: str) -> None:
+    """Refuse a state that is none, and a comparison of numbers with what is none."""
+    if key == "state" and sign in ("=", "!=") and text not in State.__members__:
+        raise ConfigError(Problem("--where", "no such state", condition, f"one of: {', '.join(State)}", nearest(text, State)))
+    if sign != "~" and any(isinstance(value, int | float) for value in values):
+        try:
+            float(text)
+        except ValueError:
+            raise ConfigError(Problem("--where", "compares a number with text", condition, "NAME=NUMBER, NAME>NUMBER, ...")) from None
 
 
 def varying(runs: Sequence[Listed]) -> dict[str, dict[str, Any]]:

@@ -167,7 +167,7 @@ def _tagged(tracking: Mapping[str, Any], name: str, point: Point, folder: SweepF
 def write_configs(points: Sequence[ComposedPoint], folder: SweepFolder) -> None:
     """Keep each point's resolved config, so that what is edited later changes nothing."""
     for made in points:
-        saved = dump_plain(made.whole, made.composed.choices, made.point.label)
+        saved = dump_plain(made.whole, made.composed.choices, made.composed.label)
         if redact(saved) != saved:  # it is needed as it is, by the job
             folder.path.chmod(0o700)
         folder.config(made.point.number).write_text(saved, encoding="utf-8")

@@ -92,10 +92,13 @@ def print_cost(spent: Cost) -> None:
 def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tuple[int, str] | None) -> None:
     """Every point and where it stands."""
     console = _console()
-    console.print(f"{folder.id}: {counted(found)}")
+    console.print(f"{folder.id}: {counted(found)}".rstrip(" :"))
     if held:
         console.print(f"run by process {held[0]} on {held[1]}")
-    monitor = found[0].point.monitor if found else "metric"
+    if not found:
+        console.print("no points yet")
+        return
+    monitor = found[0].point.monitor
     rows: list[Row] = [
         {
             "": one.point.number + 1,

@@ -74,6 +74,12 @@ def test_every_command_has_help_with_examples(name: str, samewise: Run) -> None:
 BAD = {
     "no command": (["trian"], "did you mean 'train'?"),
     "no such option": (["train", "--fast"], "--fast"),
+    "a setting as an option": (["train", "--batch-size", "4"], "without dashes: batch_size=4"),
+    "a misspelt option": (["runs", "--were", "state=finished"], "did you mean '--where'?"),
+    "a misspelt option beside a name": (["sweep", "1a2b", "--stats"], "did you mean '--status'?"),
+    "nothing to evaluate": (["eval"], "samewise eval: needs RUN\n"),
+    "one run to compare": (["diff", "a"], "samewise diff: needs RUN and RUN"),
+    "an option without its value": (["runs", "--sort"], "--sort: expected one argument"),
     "unknown key": (["train", "lr=1"], "did you mean 'optimizer.lr'?"),
     "unknown nested key": (["train", "loader.workers=1"], "did you mean 'loader.num_workers'?"),
     "unknown choice": (["train", "optimizer=sdg"], "did you mean 'sgd'?"),

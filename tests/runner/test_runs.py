@@ -76,12 +76,30 @@ def test_the_configs_differences_are_found(runs) -> None:
         (["rm"], "no run was named"),
         (["rm", "zzz"], "no such run"),
         (["gc", "3f2a"], "takes no names"),
+        (["--where", "seed=1"], "--where 'label~seed=1'"),
+        (["--where", "state=finised"], "did you mean 'finished'?"),
+        (["--where", "state=interrupted", "--where", "stat=failed"], "did you mean 'state'?"),
+        (["--where", "step>many"], "compares a number with text"),
+        (["--run-root", "nowhere"], "there is no such folder"),
     ],
 )
 def test_what_cannot_be_listed_is_told(samewise, root, arguments, words) -> None:
-    done = samewise("runs", *arguments, "--run-root", root)
+    done = samewise("runs", "--run-root", root, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_a_folder_of_runs_that_is_not_there_is_not_an_empty_one(samewise, tmp_path) -> None:
+    assert "no sweeps in" in samewise("sweep", "--status", "--run-root", tmp_path).stdout
+    assert samewise("sweep", "--status", "--run-root", tmp_path / "nowhere").returncode == 2
+
+
+def test_good_runs_are_deleted_by_name_only(samewise, runs, root) -> None:
+    before = {run["folder"] for run in runs()}
+    (failed,) = [run["folder"] for run in runs("--where", "state=failed")]
+    done = samewise("runs", "gc", "--where", "step>0", "--yes", "--run-root", root)
+    assert "2 left out, as finished" in done.stderr
+    assert {run["folder"] for run in runs()} == before - {failed}
 
 
 def test_what_would_go_is_shown_first_and_only_that_goes(samewise, runs, root) -> None:

@@ -100,7 +100,7 @@ def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(sa
     given = (command, run, *([picture] if command == "predict" else []), *(["--anyway"] if command == "verify" else []))
     done = samewise(*given)
     assert done.returncode == 2, done.stdout
-    assert "was not made by you" in done.stderr
+    assert "was not made by you with this home folder, or was altered since" in done.stderr
     assert "--trust" in done.stderr
     assert not mark.exists()
     assert samewise(*given, "--trust").returncode == 0
@@ -127,6 +127,40 @@ def test_what_only_reads_needs_no_trust(samewise, run, sweep) -> None:
     for given in (("diff", run, run), ("digest", run), ("sweep", sweep, "--status"), ("sweep", "--status"), ("report", sweep, "--no-mlflow")):
         done = samewise(*given)
         assert done.returncode == 0, (given, done.stderr)
+
+
+def test_a_copy_byte_for_byte_is_as_trusted_as_the_original(samewise, run, home) -> None:
+    shutil.copytree(run, home / "copy", symlinks=True)
+    assert samewise("digest", "copy").returncode == 0
+    assert trust.is_signed(home / "copy" / "config.yaml")
+
+
+def test_a_sweep_is_continued_where_it_was_begun_and_not_from_a_copy(samewise, home, sweep) -> None:
+    shutil.copytree(sweep, home / "copy")
+    mine = {file: file.stat().st_mtime_ns for file in sweep.rglob("*")}
+    for given in (("sweep", "copy"), ("sweep", "copy", "--retry-failed"), ("sweep", "copy", "--list")):
+        done = samewise(*given)
+        assert done.returncode == 2, done.stdout
+        assert "copy: is a copy, or was begun in another folder" in done.stderr
+    assert {file: file.stat().st_mtime_ns for file in sweep.rglob("*")} == mine
+
+
+def test_a_file_that_is_missing_or_cannot_be_read_is_named(samewise, run, sweep) -> None:
+    config = run / "config.yaml"
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join([*lines[:4], "a: [", *lines[4:]]))
+    told = samewise("eval", run, "--trust").stderr
+    assert f"{config}: is not a run's config: line " in told
+    config.unlink()
+    for name in (run, f"one/{run.name}"):
+        assert f"{run.name}: the folder is there, but there is no config.yaml in it" in samewise("eval", name).stderr
+    (sweep / "points.jsonl").write_text("")
+    for given in (("sweep", sweep, "--status"), ("report", sweep)):
+        done = samewise(*given)
+        assert done.returncode == 2
+        assert "points.jsonl: the line of point 0 is damaged or missing" in done.stderr
+    (sweep / "sweep.json").unlink()
+    assert "there is no sweep.json in it" in samewise("sweep", sweep, "--status").stderr
 
 
 def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(samewise, run) -> None:

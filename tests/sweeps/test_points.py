@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from samewise.runner.config import header
 from samewise.runner.config.compose import compose, dump, dump_plain, parse
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.sweep_folder import SweepFolder, label
-from samewise.runner.sweep.points import Composer, compose_points, identity
+from samewise.runner.sweep.points import Composer, compose_points, identity, write_configs
 from samewise.runner.sweep.soundness import require_sound
 from samewise.runner.sweepers.grid import Grid
 from samewise.runner.sweepers.space import read_space
@@ -44,6 +45,10 @@ def test_runs_are_named_by_what_varies(tmp_path: Path) -> None:
     assert first.point.label == "lr=0.1 seed=3"
     assert first.whole["tracking"]["run_name"] == "lr=0.1 seed=3 (resnet18_digits)"
     assert first.whole["tracking"]["tags"] == {"sweep": "digits-1", "sweep.point": "0", "sweep.setting": "0"}
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.write_facts({})
+    write_configs(points(tmp_path, "experiment=resnet18_digits", "debug=tiny", "optimizer.lr=0.1,0.2"), folder)
+    assert header.read(folder.config(0).read_text())[1] == "debug=tiny lr=0.1"  # `samewise runs` shows all that was overridden
     assert label({"optimizer.lr": "1", "scheduler.lr": "2"}) == "optimizer.lr=1 scheduler.lr=2"
     assert label({}) == "as it is"
     assert (
