@@ -22,10 +22,10 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.catalogue import origins
-    from samewise.runner.config.tree import flat, plain
+    from samewise.runner.config.tree import flat
 
     composed = compose_arguments(args)
-    config = plain(composed.cfg)
+    config = composed.whole
     set_by = origins(args.overrides, project=composed.project) if args.origin else {}
     where = {path: _origin(path, set_by) for path, _ in flat(config)} if args.origin else {}
     if args.json:

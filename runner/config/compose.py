@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -18,10 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.fingerprint import fingerprint, is_outside
+from samewise.runner.config.fingerprint import fingerprint_of, is_outside
 from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, set_for_hydra, without_hydra
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
+from samewise.runner.config.tree import plain
 from samewise.runner.config.yaml_files import require_modest
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import read_text
@@ -56,10 +58,15 @@ class Composed:
         parts = [self.choices[group] for group in ("recipe", "model", "dataset") if group in self.choices]
         return str(given or "-".join(parts) or "experiment").replace("/", "-")
 
-    @property
+    @cached_property
+    def whole(self) -> dict[str, Any]:
+        """The config as `plain` gives it, to be read only: resolving each interpolation takes a good part of the time to compose."""
+        return cast(dict[str, Any], plain(self.cfg))
+
+    @cached_property
     def fingerprint(self) -> str:
         """The identity's sha256, in hexadecimal."""
-        return fingerprint(self.cfg)
+        return fingerprint_of(self.whole)
 
     @property
     def folder(self) -> RunFolder:

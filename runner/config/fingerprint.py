@@ -22,6 +22,7 @@ OUTSIDE = frozenset(
         "loader.prefetch_factor",
         "loader.pin_memory",
         "checkpoint",
+        "evaluate.pictures",
         "recipe.reads",  # how `predict` reads a user's file
         "strategy.init_method",
         "strategy.join_timeout_s",
@@ -83,7 +84,7 @@ def _identity(whole: dict[str, Any]) -> dict[str, Any]:
     if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("rank_invariant") is True:
         del kept["strategy"]  # any number of ranks gives the same bits, by whatever means
     if isinstance(callbacks, dict):
-        kept["callbacks"] = {name: call for name, call in cast(dict[str, Any], callbacks).items() if not _only_reports(call)}
+        kept["callbacks"] = {name: call for name, call in cast(dict[str, Any], kept["callbacks"]).items() if not _only_reports(call)}
     if isinstance(kept.get("dataset"), dict):
         kept["dataset"] = _without_host(kept["dataset"])
     if isinstance(initialise, dict) and "weights" in initialise:

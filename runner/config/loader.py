@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,8 +45,8 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return super().load_config(config_path)
 
 
-def config_loader(project: Project) -> ConfigLoaderImpl:
-    """Hydra's loader over the project's config folders, then samewise's."""
+@cache
+def _set_up_hydra() -> None:
     version.setbase("1.3")
     for source in (FileConfigSource, ImportlibResourcesConfigSource, StructuredConfigSource):  # Hydra itself would import all plugins there are
         SourcesRegistry.instance().types[source.scheme()] = source
@@ -53,6 +54,11 @@ def config_loader(project: Project) -> ConfigLoaderImpl:
     ConfigStore.instance().store(name="schema", node=Experiment, provider="samewise")
     # Without what Hydra chooses for itself (launcher, sweeper, logging, help), a third of the files, all of it thrown away in `without_hydra`.
     ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]), provider="samewise")
+
+
+def config_loader(project: Project) -> ConfigLoaderImpl:
+    """Hydra's loader over the project's config folders, then samewise's."""
+    _set_up_hydra()
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")
     for folder in project.configs:

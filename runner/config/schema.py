@@ -66,6 +66,8 @@ class Evaluate:
     """The metric that says which checkpoint is best, and that plateau schedules and early stopping follow."""
     mode: Mode = Mode.min
     """Whether lower or higher is better."""
+    pictures: bool = True
+    """Draw pictures of the last evaluation. Changes no result."""
 
 
 @dataclass

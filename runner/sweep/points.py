@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of
-from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, without_hydra
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
@@ -124,18 +123,17 @@ def compose_points(settings: Sequence[Setting], space: Space, folder: SweepFolde
 
 
 def _made(number: int, setting: Setting, seed: str | None, overrides: Sequence[str], folder: SweepFolder, composed: Composed) -> ComposedPoint:
-    whole = cast(dict[str, Any], plain(composed.cfg))
+    whole = composed.whole
     if not composed.problems and any(isinstance(value, str) and "${" in value for _, value in flat(whole)):
         composed = dataclasses.replace(composed, problems=tuple(faults.unresolvable(composed.cfg)))
-    identity = fingerprint_of(whole)
-    run = Path(whole["run_root"]) / composed.name / identity[:12]
+    identity = composed.fingerprint
+    run = composed.folder.path
     evaluate = whole["evaluate"]
     values = dict(setting.values)
     point = Point(
         number, setting.number, seed, values, list(overrides), composed.name, identity, str(run), evaluate["monitor"], evaluate["mode"], _needs(whole)
     )
-    whole["tracking"] = _tagged(whole["tracking"], composed.name, point, folder)
-    return ComposedPoint(point, composed, whole)
+    return ComposedPoint(point, composed, {**whole, "tracking": _tagged(whole["tracking"], composed.name, point, folder)})
 
 
 def _needs(whole: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,6 +124,8 @@ def _taken_over(run: Run, path: Path) -> dict[str, Any]:
 def _leave_results(run: Run) -> None:
     """Put what a person would look at, and the best checkpoint, among the artifacts."""
     run.checkpoints.wait()
+    if not run.evaluate.pictures:
+        return
     scores = run.recorder.scores or validate(run)  # resumed after the last evaluation: its scores were not saved
     if run.strategy.peers.is_main:
         for name, score in scores.items():

@@ -21,7 +21,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.build import build
 from samewise.runner.training.trial import trial
 
-QUIET = ["tracking=none", "callbacks=none", "reproducibility.threads=1"]
+QUIET = ["tracking=none", "evaluate.pictures=false", "callbacks=none", "reproducibility.threads=1"]
 SMALL = ["model.min_size=64", "model.max_size=96", "batch_size=8"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 EXPERIMENTS = ["wavernn_ljspeech", "wavernn_libritts", "wavernn_spoken_digits"]
 SOME = [EXPERIMENTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS[1:])]
-SMALL = ["tracking=none", "loader.num_workers=0", "reproducibility.threads=1"]
+SMALL = ["tracking=none", "evaluate.pictures=false", "loader.num_workers=0", "reproducibility.threads=1"]
 NARROW = ["model.n_res_block=1", "model.n_rnn=16", "model.n_fc=16", "model.n_hidden=8", "model.n_output=8"]
 FEW = ["batch_size=2", "max_steps=2", "evaluate.batch_size=2", "recipe.resynthesise=0"]
 

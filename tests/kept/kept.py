@@ -51,7 +51,7 @@ def main() -> None:
     written: dict[str, Any] = {}
     for experiment in EXPERIMENTS:
         with tempfile.TemporaryDirectory() as root:
-            assert samewise(["train", f"experiment={experiment}", "debug=tiny", "tracking=none", f"run_root={root}"]) == 0
+            assert samewise(["train", f"experiment={experiment}", "debug=tiny", "tracking=none", "evaluate.pictures=false", f"run_root={root}"]) == 0
             written |= {"machine": machine(Path(root)), experiment: {"show": shown(experiment), "reduced": reduced(Path(root))}}
     FILE.write_text(json.dumps(written, indent=1) + "\n")
 

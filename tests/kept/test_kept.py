@@ -49,7 +49,7 @@ def test_an_experiment_composes_to_what_it_did(experiment: str, tmp_path: Path, 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("experiment", [marked(name) for name in kept.EXPERIMENTS])
 def test_a_reduced_experiment_does_not_diverge_and_gives_the_bits_it_gave(experiment: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
-    done = samewise("train", f"experiment={experiment}", "debug=tiny", "tracking=none", f"run_root={tmp_path}")
+    done = samewise("train", f"experiment={experiment}", "debug=tiny", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
     assert done.returncode == 0, done.stderr
     (journal,) = tmp_path.glob("*/*/metrics.jsonl")
     logged = [json.loads(line).get("metrics", {}) for line in journal.read_text().splitlines()]
@@ -76,6 +76,7 @@ SETTINGS = [
     "model.width=2",
     "callbacks=[default,ema]",
     "tracking=none",
+    "evaluate.pictures=false",
     "checkpoint.keep_last=2",
     "checkpoint.keep_best=0",
 ]

@@ -23,7 +23,7 @@ import yaml
 from samewise.runner.launchers import kubernetes_manifest, kubernetes_status
 
 SCHEMA = json.loads(Path(__file__).with_name("job-batch-v1.json").read_text())
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=hold", "evaluate.every_epochs=null"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=hold", "evaluate.every_epochs=null"]
 PODS = ["launcher=kubernetes", "launcher.image=registry.example/torch:1", "launcher.user=1000:1000", "launcher.apply=false"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "callbacks=hold", "evaluate.every_epochs=null"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "evaluate.pictures=false", "callbacks=hold", "evaluate.every_epochs=null"]
 
 
 @pytest.fixture(scope="module")

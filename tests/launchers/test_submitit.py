@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-TINY = ["experiment=ours", "debug=tiny", "model.width=8", "tracking=none", "callbacks=none", "run_root=runs"]
+TINY = ["experiment=ours", "debug=tiny", "model.width=8", "tracking=none", "evaluate.pictures=false", "callbacks=none", "run_root=runs"]
 OURS = """# @package _global_
 # An experiment of the project's own
 defaults:

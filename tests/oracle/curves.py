@@ -26,7 +26,7 @@ ROUNDING = {"single": {"losses": 1e-3, "weights": 0.1, "metrics": 0.05}, "double
 the other side of nought parts two trainings by a ten-thousandth, and by more with each step; in double precision none does."""
 SPREAD = 4.5
 """Standard errors by which means over five seeds may differ: with some eight degrees of freedom, one comparison in five hundred is further off by chance."""
-QUIET = ("callbacks=none", "tracking=none", "trace.layers_every_steps=0", "device=cpu", "max_epochs=999")
+QUIET = ("callbacks=none", "tracking=none", "evaluate.pictures=false", "trace.layers_every_steps=0", "device=cpu", "max_epochs=999")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ TINY = [
     "batch_size=16",
     "max_steps=12",
     "tracking=none",
+    "evaluate.pictures=false",
     "checkpoint.every_steps=2",
     "checkpoint.keep_last=3",
     "strategy=elastic",

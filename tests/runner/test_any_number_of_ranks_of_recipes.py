@@ -13,6 +13,7 @@ COMMON = [
     "replicas=4",
     "max_steps=20",
     "tracking=none",
+    "evaluate.pictures=false",
     "callbacks=none",
     "reproducibility.threads=1",
     "strategy=elastic",

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=none"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=none"]
 MANY = ["replicas=512", "batch_size=512", "dataset.samples=512"]
 
 

@@ -22,7 +22,7 @@ from samewise.runner.training.loop import fit
 
 BARE = Project(Path(__file__).resolve().parents[2])
 STEPS, PER_EPOCH, BATCH, EPOCHS = 20, 4, 16, 20
-TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=ema", "evaluate.every_epochs=null")
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=ema", "evaluate.every_epochs=null")
 
 
 class Seen(Callback):
@@ -102,7 +102,15 @@ def test_the_average_is_that_of_the_textbook(rule: str, trained: tuple[list[dict
 
 @pytest.mark.slow
 def test_the_default_average_is_as_good_as_the_model_after_few_steps_and_after_more(tmp_path: Path, samewise: Callable[..., Any]) -> None:
-    given = ("experiment=resnet18_digits", "model.width=8", "callbacks=[default,ema]", "tracking=none", "max_epochs=5", f"run_root={tmp_path}")
+    given = (
+        "experiment=resnet18_digits",
+        "model.width=8",
+        "callbacks=[default,ema]",
+        "tracking=none",
+        "evaluate.pictures=false",
+        "max_epochs=5",
+        f"run_root={tmp_path}",
+    )
     done = samewise("train", *given, "--json")
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr

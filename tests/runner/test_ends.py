@@ -9,7 +9,16 @@ import pytest
 
 from samewise.runner.config.instantiate import instantiate
 
-TINY = ["dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "checkpoint.every_steps=1", "max_steps=6", "checkpoint.background=false"]
+TINY = [
+    "dataset=digits",
+    "transforms=images",
+    "debug=tiny",
+    "tracking=none",
+    "evaluate.pictures=false",
+    "checkpoint.every_steps=1",
+    "max_steps=6",
+    "checkpoint.background=false",
+]
 LAB = """
 import shutil
 import sys

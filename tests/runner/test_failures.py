@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "tracking=none", "callbacks=none", "model.width=8"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none", "model.width=8"]
 
 
 @pytest.fixture
@@ -36,26 +36,27 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_checkpoint_befor
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(train, tmp_path):
-    whole = train(tmp_path / "whole")
+    whole = train(tmp_path / "whole", "max_steps=8")
     assert whole.returncode == 0, whole.stderr
+    assert not list((the_run(tmp_path / "whole") / "artifacts").rglob("*.png"))  # as evaluate.pictures=false asks
     expected = json.loads((the_run(tmp_path / "whole") / "summary.json").read_text())["weights_sha256"]
 
-    assert train(tmp_path / "cut", "checkpoint.every_steps=6", "checkpoint.keep_last=5").returncode == 0
+    assert train(tmp_path / "cut", "max_steps=8", "checkpoint.every_steps=3", "checkpoint.keep_last=5").returncode == 0
     folder = the_run(tmp_path / "cut")
     (folder / "summary.json").unlink()
-    for step in (20, 18):
+    for step in (8, 6):
         state = folder / f"checkpoints/step-{step:08d}/state.pt"
         data = bytearray(state.read_bytes())
         data[len(data) // 3] ^= 4
-        state.write_bytes(data if step == 20 else data[:1000])
-    done = train(tmp_path / "cut", "checkpoint.every_steps=6", "checkpoint.keep_last=5")
+        state.write_bytes(data if step == 8 else data[:1000])
+    done = train(tmp_path / "cut", "max_steps=8", "checkpoint.every_steps=3", "checkpoint.keep_last=5")
     assert done.returncode == 0, done.stderr
-    assert "step-00000020" in done.stderr
+    assert "step-00000008" in done.stderr
     assert "cut short or altered" in done.stderr
     assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == expected
     assert (folder / "trace.jsonl").read_bytes() == (the_run(tmp_path / "whole") / "trace.jsonl").read_bytes()
-    assert (folder / "checkpoints/damaged-step-00000018/state.pt").stat().st_size == 1000
-    assert str(folder / "checkpoints/damaged-step-00000018") in done.stderr
+    assert (folder / "checkpoints/damaged-step-00000006/state.pt").stat().st_size == 1000
+    assert str(folder / "checkpoints/damaged-step-00000006") in done.stderr
 
 
 @pytest.mark.parametrize("trouble", ["/proc/self/mem", pytest.param("nowhere", marks=pytest.mark.slow)])

@@ -26,6 +26,7 @@ TINY = [
     "replicas=4",
     "batch_size=16",
     "tracking=none",
+    "evaluate.pictures=false",
     "callbacks=none",
     "checkpoint.every_steps=2",
     "strategy=elastic",

@@ -30,6 +30,7 @@ def composed(*overrides: str) -> DictConfig:
         "loader.prefetch_factor=5",
         "loader.pin_memory=false",
         "checkpoint.every_steps=10",
+        "evaluate.pictures=false",
         "tracking=none",
         "tracking.uri=http://127.0.0.1:5000",
         "trace.layers_every_steps=0",

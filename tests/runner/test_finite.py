@@ -17,7 +17,17 @@ from samewise.runner.records import checkpoint
 from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.training.finite import not_finite
 
-TINY = ["dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "callbacks=none", "checkpoint.every_steps=1", "max_steps=6", "clip_norm=null"]
+TINY = [
+    "dataset=digits",
+    "transforms=images",
+    "debug=tiny",
+    "tracking=none",
+    "evaluate.pictures=false",
+    "callbacks=none",
+    "checkpoint.every_steps=1",
+    "max_steps=6",
+    "clip_norm=null",
+]
 MODELS = '''
 import torch
 from torch import nn

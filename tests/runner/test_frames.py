@@ -26,7 +26,16 @@ def test_four_frames_lead_from_the_command_to_the_optimizers_step(samewise: Call
 
     handle = register_optimizer_step_pre_hook(look)
     try:
-        done = samewise("train", "experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "max_steps=1", f"run_root={tmp_path}")
+        done = samewise(
+            "train",
+            "experiment=resnet18_digits",
+            "debug=tiny",
+            "model.width=4",
+            "tracking=none",
+            "evaluate.pictures=false",
+            "max_steps=1",
+            f"run_root={tmp_path}",
+        )
     finally:
         handle.remove()
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from samewise_runner_jobs import Job, run, weights
 
 from samewise.runner.records import checkpoint
 
-MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none"]
+MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=6", "max_epochs=20", "callbacks=none", "evaluate.pictures=false"]
 FSDP = ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]
 MORE = ["clip_norm=0.5", "accumulate=2", "callbacks=ema", "callbacks.ema.every_steps=2", "optimizer=adamw", "~optimizer.momentum", "~optimizer.nesterov"]
 """What else looks into gradients, weights and the optimizer's state."""

@@ -22,6 +22,7 @@ TINY = [
     "batch_size=16",
     "max_steps=12",
     "tracking=none",
+    "evaluate.pictures=false",
     "callbacks=none",
     "checkpoint.every_steps=2",
     "strategy=elastic",

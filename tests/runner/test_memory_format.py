@@ -15,7 +15,7 @@ from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 
 RECIPES = {"classification": "resnet18_digits", "detection": "retinanet_bccd", "adversarial": "gan_digits"}
-TINY = ["debug=tiny", "tracking=none", "replicas=4", "max_steps=2"]
+TINY = ["debug=tiny", "tracking=none", "evaluate.pictures=false", "replicas=4", "max_steps=2"]
 
 
 def moved(memory_format: str, experiment: str) -> dict[str, torch.Tensor]:

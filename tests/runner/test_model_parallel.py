@@ -28,6 +28,7 @@ TINY = [
     "accumulate=4",
     "max_steps=6",
     "tracking=none",
+    "evaluate.pictures=false",
     "callbacks=none",
     "checkpoint.every_steps=2",
 ]

@@ -44,7 +44,7 @@ from samewise.runner.training.state import load_weights, restore, save, state_of
 DRAWN = settings(
     deadline=None, database=None, derandomize=True, phases=[HypothesisPhase.explicit, HypothesisPhase.generate], suppress_health_check=list(HealthCheck)
 )
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=none"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=none"]
 
 
 @pytest.fixture(scope="module")

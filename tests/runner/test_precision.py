@@ -91,7 +91,7 @@ def test_a_variable_that_says_the_same_is_not(tf32: bool, value: str | None) -> 
 
 
 def test_tf32_on_the_cpu_is_warned_of(samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
-    given = ("experiment=gan_digits", "debug=tiny", "max_steps=1", "device=cpu", "tracking=none", f"run_root={tmp_path}")
+    given = ("experiment=gan_digits", "debug=tiny", "max_steps=1", "device=cpu", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
     warning = "warning: precision.tf32: has no effect on the CPU"
     assert warning in samewise("check", *given, "precision=tf32").stdout
     assert warning in samewise("train", *given, "precision=tf32").stderr

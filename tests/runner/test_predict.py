@@ -15,7 +15,15 @@ from samewise.recipes.classification import Classification
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Recipe
 
-SMALL = ["debug=tiny", "tracking=none", "max_steps=2", "reproducibility.threads=1", "evaluate.every_epochs=null", "dataset.samples=16"]
+SMALL = [
+    "debug=tiny",
+    "tracking=none",
+    "evaluate.pictures=false",
+    "max_steps=2",
+    "reproducibility.threads=1",
+    "evaluate.every_epochs=null",
+    "dataset.samples=16",
+]
 EXPERIMENTS = {
     "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
     "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],

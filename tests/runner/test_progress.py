@@ -6,7 +6,7 @@ import re
 
 import torch
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=[progress]"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=[progress]"]
 
 
 def test_a_run_says_what_it_trains_how_far_it_is_and_when_it_will_end(samewise, tmp_path) -> None:

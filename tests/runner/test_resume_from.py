@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "max_epochs=4", "tracking=none", "callbacks=none", "checkpoint.every_steps=2"]
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=8",
+    "max_epochs=4",
+    "tracking=none",
+    "evaluate.pictures=false",
+    "callbacks=none",
+    "checkpoint.every_steps=2",
+]
 
 
 def train(samewise, run_root: Path, *overrides: str) -> Path:

@@ -12,7 +12,7 @@ from samewise.runner.cli import main
 from samewise.runner.config.compose import label_of
 from samewise.runner.records import locks
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "callbacks=none", "tracking=none"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "callbacks=none", "tracking=none", "evaluate.pictures=false"]
 
 
 @pytest.fixture(scope="module")

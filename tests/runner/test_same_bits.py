@@ -22,19 +22,19 @@ def experiment(promise):
 @pytest.fixture(scope="module")
 def reference(experiment, tmp_path_factory) -> Path:
     """One undisturbed run, as a user starts it."""
-    return experiment.run_afresh(tmp_path_factory.mktemp("reference"), "tracking=none")
+    return experiment.run_afresh(tmp_path_factory.mktemp("reference"), "tracking=none", "evaluate.pictures=false")
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_run_again_with_any_number_of_workers(promise, experiment, reference, tmp_path, num_workers):
-    again = experiment.run(tmp_path, "tracking=none", f"loader.num_workers={num_workers}")
+    again = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", f"loader.num_workers={num_workers}")
     assert promise.weights(again) == promise.weights(reference)
     assert promise.trace(again) == promise.trace(reference)
     assert again.name == reference.name
 
 
 def test_another_seed_gives_other_bits(promise, experiment, reference, tmp_path):
-    other = experiment.run(tmp_path, "tracking=none", "seed=1")
+    other = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", "seed=1")
     assert promise.weights(other) != promise.weights(reference)
     assert other.name != reference.name
 
@@ -67,7 +67,7 @@ def assert_each_point_once(folder: Path, run_root: Path) -> None:
 
 
 def test_sigterm_saves_and_the_same_command_goes_on(promise, experiment, reference, tmp_path):
-    process = experiment.start(tmp_path, "tracking=none", "checkpoint.every_steps=null")
+    process = experiment.start(tmp_path, "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null")
     while promise.trace_lines(tmp_path) < 10:
         assert process.poll() is None
         time.sleep(0.005)
@@ -77,14 +77,14 @@ def test_sigterm_saves_and_the_same_command_goes_on(promise, experiment, referen
     assert "Traceback" not in process.errors
     stopped = promise.trace_lines(tmp_path) - 1
     assert [int(path.name.removeprefix("step-")) for path in tmp_path.glob("*/*/checkpoints/step-*")] == [stopped]
-    folder = experiment.run(tmp_path, "tracking=none", "checkpoint.every_steps=null")
+    folder = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null")
     assert promise.weights(folder) == promise.weights(reference)
     assert promise.trace(folder) == promise.trace(reference)
 
 
 def test_a_finished_run_answers_without_training(samewise, promise, reference):
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.is_file()}
-    done = samewise("train", *SMALL, f"run_root={reference.parents[1]}", "tracking=none")
+    done = samewise("train", *SMALL, f"run_root={reference.parents[1]}", "tracking=none", "evaluate.pictures=false")
     assert done.returncode == 0, done.stderr
     assert "nothing to train" in done.stdout
     assert promise.weights(reference) in done.stdout

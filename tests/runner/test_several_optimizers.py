@@ -18,7 +18,7 @@ from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.loop import train_step
 
-GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none", "max_steps=12"]
+GAN = ["experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=12"]
 SAVED = "checkpoint.every_steps=3"
 
 

@@ -12,7 +12,16 @@ from torch import nn
 from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, require_none
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=8", "tracking=none", "callbacks=none", "replicas=2", "batch_size=16"]
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=8",
+    "tracking=none",
+    "evaluate.pictures=false",
+    "callbacks=none",
+    "replicas=2",
+    "batch_size=16",
+]
 
 
 @pytest.mark.parametrize("strategy", ["single", "elastic"])

@@ -23,6 +23,7 @@ TINY = [
     "batch_size=8",
     "max_steps=6",
     "tracking=none",
+    "evaluate.pictures=false",
     "callbacks=none",
     "strategy=elastic",
 ]

@@ -14,6 +14,7 @@ TINY = [
     "experiment=resnet18_digits",
     "debug=tiny",
     "tracking=none",
+    "evaluate.pictures=false",
     "callbacks=none",
     "model.width=8",
     "max_steps=12",

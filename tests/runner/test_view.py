@@ -18,7 +18,7 @@ from samewise.runner.training.loop import fit
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import weights_digest
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "callbacks=none", "max_steps=4"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=none", "max_steps=4"]
 
 
 def built(folder: Path) -> Run:

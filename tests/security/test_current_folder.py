@@ -14,7 +14,7 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "max_steps=1", "tracking=none", "callbacks=none"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "max_steps=1", "tracking=none", "evaluate.pictures=false", "callbacks=none"]
 MARKS = "import pathlib\npathlib.Path(__file__).with_name('mark').write_text(__name__)\n"
 STANDARD = ("argparse", "queue", "socket", "yaml", "struct", "json", "selectors", "random")
 

@@ -9,7 +9,7 @@ import pytest
 
 from samewise.recipes.classification import ClassificationScores
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=1", "callbacks=none", "tracking=none")
+TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=1", "callbacks=none", "tracking=none", "evaluate.pictures=false")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_epochs=100000", "callbacks=none", "tracking=none"]
+TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_epochs=100000", "callbacks=none", "tracking=none", "evaluate.pictures=false"]
 
 
 def below(process: int) -> set[int]:

@@ -17,7 +17,7 @@ import pytest
 
 from samewise.runner.records import trust
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none")
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
 
 
 @pytest.fixture(scope="module")

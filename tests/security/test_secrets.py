@@ -23,7 +23,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact, redact_values
 
 SECRET = "hunter2x9"
-TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=none")
+TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=none", "evaluate.pictures=false")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.chdir(home)
     try:
         assert main(["train", *TINY, "name=one", "tracking.log_system=false"]) == 0
-        assert main(["sweep", *TINY, "tracking=none", "optimizer.lr=0.01,0.2", "name=swept", "launcher.jobs=2"]) == 0
+        assert main(["sweep", *TINY, "tracking=none", "evaluate.pictures=false", "optimizer.lr=0.01,0.2", "name=swept", "launcher.jobs=2"]) == 0
     finally:
         os.chdir(before)
     return home

@@ -21,7 +21,16 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_epochs=100000", "max_steps=100000", "callbacks=none", "tracking=none")
+TINY = (
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=4",
+    "max_epochs=100000",
+    "max_steps=100000",
+    "callbacks=none",
+    "tracking=none",
+    "evaluate.pictures=false",
+)
 RANKS = (*TINY, "strategy=elastic", "replicas=2", "strategy.nproc=2")
 SAYS = """
 import os, sys

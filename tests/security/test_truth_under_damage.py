@@ -19,6 +19,7 @@ TINY = (
     "checkpoint.keep_last=9",
     "callbacks=none",
     "tracking=none",
+    "evaluate.pictures=false",
 )
 
 LAB = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "max_steps=4")
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "max_steps=4")
 SWEEP = (*TINY, "optimizer.lr=1e30,0.05", "seed=range(2)", "launcher.jobs=2")
 
 

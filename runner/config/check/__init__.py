@@ -6,12 +6,9 @@ every `_target_`, `commands` those of what a launcher runs, `machine` what this 
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-from samewise.runner.config.check.settings import problems as settings_problems
+from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem
 
 
@@ -30,12 +27,12 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     """What `check` raises."""
     from samewise.runner.config.check import commands, components, machine
 
-    whole = cast(dict[str, Any], plain(composed.cfg))
+    whole = composed.whole
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
-    found = [*composed.problems, *settings_problems(composed.cfg), *of_components, *commands.problems(composed, project), *machine.problems(composed.cfg)]
+    found = [*composed.problems, *settings_problems(whole), *of_components, *commands.problems(composed, project), *machine.problems(composed.cfg)]
     return list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1]
 
 
 def settings_are_sound(composed: Composed) -> bool:
     """Whether the runner's own settings are right: enough to look for a finished run, and to set variables before torch is imported."""
-    return not composed.problems and not settings_problems(composed.cfg)
+    return not composed.problems and not settings_problems(composed.whole)

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from omegaconf import DictConfig
-
 from samewise.runner.config.schema import Experiment
-from samewise.runner.config.tree import at, flat, plain
+from samewise.runner.config.tree import at, flat
 from samewise.runner.errors import Problem, nearest
 
 Config = Mapping[str, Any]
@@ -76,13 +74,8 @@ LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")
 
 
-def problems(cfg: DictConfig) -> list[Problem]:
-    """What every rule below finds."""
-    return problems_in(cast(Config, plain(cfg)))
-
-
 def problems_in(whole: Config) -> list[Problem]:
-    """The same of a config that `plain` has made plain."""
+    """What every rule below finds in a config that `plain` has made plain."""
     return [problem for rule in RULES for problem in rule(whole)]
 
 
