@@ -1,3 +1,21 @@
-"""samewise: the same experiment gives the same bits."""
+"""samewise: the same experiment gives the same bits. Its functions for notebooks and scripts are imported when they are first asked for."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samewise.runner.api import LoadedRun, Trained, Transforms, compose, load, predict, runs, train
 
 __version__ = "0.1.0"
+__all__ = ["LoadedRun", "Trained", "Transforms", "compose", "load", "predict", "runs", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'samewise' has no attribute '{name}'")
+    from samewise.runner import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

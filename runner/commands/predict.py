@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from samewise.runner.commands import add_trust
-
-if TYPE_CHECKING:
-    from samewise.runner.training.predictor import Predictor
 
 _LINES = 10
 """Items of a list that are shown on the terminal."""
@@ -39,51 +35,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.config import project, saved
-    from samewise.runner.errors import ConfigError, Problem, SamewiseError
-    from samewise.runner.records import shapes, sources, trust
-    from samewise.runner.records.files import read_json
-    from samewise.runner.training.determinism import prepare
+    from samewise.runner import api
+    from samewise.runner.config import saved
+    from samewise.runner.errors import ConfigError, Problem
 
     files, overrides = _apart(args.files)
     if not files:
         raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
-    folder = saved.find(args.run, run_root=args.run_root)
-    trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
-    composed = saved.config_of(folder, overrides)
-    prepare(composed.cfg.reproducibility)
-
-    from samewise.runner.records import checkpoint  # imports torch, which must come after the variables
-    from samewise.runner.training.build import build_predictor
-
-    state = checkpoint.load(checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint).path)
-    classes = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", [])
-    predictor = build_predictor(composed, project.find(), state, classes=classes, weights=args.weights)
-    sources.warn_of_changes(folder)
-    output = args.output or folder.path / "predictions"
-    output.mkdir(parents=True, exist_ok=True)
-    problems: list[Problem] = []
-    for file, name in zip(files, _names(files), strict=True):
-        try:
-            _tell(predictor, file, output, name, as_json=args.json)
-        except SamewiseError as error:  # the others may be sound
-            problems += error.problems
-    if problems:
-        raise ConfigError(*problems)
+    folder = saved.find(args.run, run_root=args.run_root).path
+    loaded = api.load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust)
+    for file, prediction, made in loaded.transforms.predictor.predict_files(files, args.output or folder / "predictions"):
+        _tell(file, prediction.values(), made, as_json=args.json)
     return 0
 
 
-def _tell(predictor: Predictor, file: Path, output: Path, name: str, *, as_json: bool) -> None:
-    from samewise.runner.errors import Problem, first_line, raised_at
-
-    prediction = predictor.predict(file)
-    values, made = prediction.values(), list[str]()
-    try:
-        made += [str(path) for path in prediction.save(output, name)]
-    except Exception as error:  # what the model makes of the file is told without its picture
-        print(f"warning: {Problem(str(file), f'its picture could not be drawn: {first_line(error)}', hint=raised_at(error))}", file=sys.stderr)
+def _tell(file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"file": str(file), **values, "files": made}), flush=True)
+        print(json.dumps({"file": str(file), **values, "files": [str(path) for path in made]}), flush=True)
         return
     print(file)
     for key, value in values.items():
@@ -102,12 +70,6 @@ def _apart(given: Sequence[str]) -> tuple[list[Path], list[str]]:
         else:
             files.append(Path(one))
     return files, overrides
-
-
-def _names(files: Sequence[Path]) -> list[str]:
-    """What the results of each file begin with: its name without the ending, numbered where another has the same."""
-    names = [file.stem for file in files]
-    return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names, start=1)]
 
 
 def _lines(value: Any) -> list[str]:

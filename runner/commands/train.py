@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from samewise.runner.commands import add_overrides, add_trust, compose_arguments
 from samewise.runner.records.summary import print_summary
@@ -46,12 +46,14 @@ def run(args: argparse.Namespace) -> int:
         return start(args)
     from samewise.runner.training.prepare import prepare
 
-    ready = prepare(compose_arguments(args, strict=False), as_json=args.json, debug=args.debug)
-    if isinstance(ready, int):
-        return ready
-    from samewise.runner.training.loop import fit
+    composed = compose_arguments(args, strict=False)
+    ready = prepare(composed, as_json=args.json, debug=args.debug)
+    if isinstance(ready, Mapping):
+        print_summary(ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False)
+    elif ready is not None:
+        from samewise.runner.training.loop import fit
 
-    print_summary(fit(ready), ready.folder, uri=ready.composed.tracking_uri, as_json=args.json)
+        print_summary(fit(ready), ready.folder, uri=ready.composed.tracking_uri, as_json=args.json)
     return 0
 
 

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -53,16 +54,16 @@ def main(sweep: Path, number: int) -> int:
         if alone:
             _wait_for(composed.folder)
         ready = prepare(composed)
-        if isinstance(ready, int):
-            code = ready
-        else:
+        if isinstance(ready, Mapping):
+            print_summary(ready, composed.folder, uri=composed.tracking_uri, fresh=False)
+        elif ready is not None:
             print_summary(loop.fit(ready), ready.folder, uri=ready.composed.tracking_uri)
-            code = 0
+        code = 0
     except BaseException as error:
         code, said = describe(error)
-        if code == 1:
-            traceback.print_exc()
         if not isinstance(error, PeerFailed) or not error.is_told:
+            if code == 1:
+                traceback.print_exc()
             print(said, file=sys.stderr)
     finally:
         if alone and folder.word(number).get("pid") == os.getpid():  # else a launcher that came later has started it again

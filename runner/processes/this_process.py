@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType
@@ -25,7 +26,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @contextmanager
 def on_signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    """Within it, these signals call the handler; afterwards what they called before."""
+    """Within it, these signals call the handler; afterwards what they called before. Python gives signals to the main thread alone: in another, none does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

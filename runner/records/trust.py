@@ -67,7 +67,7 @@ def require(file: Path, *, trust: bool, uses: str) -> None:
         ConfigError: it has no signature of this user's.
     """
     if not is_trusted(file, trust=trust):
-        hint = f"this command {uses}. If you trust whoever made the folder, add --trust; it is remembered"
+        hint = f"this command {uses}. If you trust whoever made the folder, add --trust (in Python: trust=True); it is remembered"
         raise ConfigError(Problem(str(file.parent), f"{NOT_YOURS}, or is of a version of samewise that did not sign", hint=hint))
 
 

@@ -29,18 +29,25 @@ def prepare(settings: Any) -> None:
         settings: The config's `reproducibility`.
 
     Raises:
-        ConfigError: torch is already imported and a variable it has read would have to change.
+        ConfigError: torch is already imported and a variable that it may have read would have to change. cuBLAS reads its own when it is first used.
     """
     wanted = {**ALWAYS, "OMP_NUM_THREADS": str(settings.threads), "MKL_NUM_THREADS": str(settings.threads), **settings.variables}
-    late = [name for name, value in settings.variables.items() if os.environ.get(name) != str(value)] if "torch" in sys.modules else []
+    late = [name for name, value in settings.variables.items() if os.environ.get(name) != str(value) and _is_read(name)]
     if late:
-        raise ConfigError(
-            *(
-                Problem(f"reproducibility.variables.{name}", "must be set before torch is imported", str(settings.variables[name]), hint=f"export {name}=...")
-                for name in late
-            )
-        )
+        raise ConfigError(*(_too_late(name, str(settings.variables[name])) for name in late))
     os.environ.update({name: str(value) for name, value in wanted.items()})
+
+
+def _is_read(variable: str) -> bool:
+    """Whether a library may have read it in this process."""
+    torch = sys.modules.get("torch")
+    return torch is not None and (not variable.startswith("CUBLAS") or torch.cuda.is_initialized())
+
+
+def _too_late(variable: str, value: str) -> Problem:
+    when = "before CUDA is used" if variable.startswith("CUBLAS") else "before torch is imported"
+    hint = f"export {variable}={value} before Python starts; in a notebook: restart the kernel, and begin with import os; os.environ['{variable}'] = '{value}'"
+    return Problem(f"reproducibility.variables.{variable}", f"must be set {when}, and this process has done that already", value, hint=hint)
 
 
 def apply(settings: Any) -> None:

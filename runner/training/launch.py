@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,7 +48,7 @@ def processes(composed: Composed) -> int:
     return strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
 
 
-def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> int:
+def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> None:
     """Start the ranks and wait for them.
 
     Args:
@@ -56,11 +57,10 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> int
         as_json: How rank 0 prints the summary.
         debug: Show the traceback of the rank that failed.
 
-    Returns:
-        The exit code: what the ranks came to.
-
     Raises:
         ConfigError: they are far more than this machine's cores.
+        PeerFailed: one of them has failed; what it said is printed.
+        TrainingError: one of them has died without a word.
     """
     require_few("strategy.nproc", nproc)
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
@@ -107,18 +107,17 @@ def _leave_out(lost: int, nproc: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:half] if lost >= half else names[nproc - half : nproc])
 
 
-def _told(handed: Path, nproc: int, problem: Problem | None, *, debug: bool) -> int:
+def _told(handed: Path, nproc: int, problem: Problem | None, *, debug: bool) -> None:
     ended = outcomes(handed, nproc)
     if ended:
         first = ended[0]
         print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
-        return first["exit_code"]
-    if problem is None:
-        return 0
-    raise TrainingError(problem)
+        raise PeerFailed(textwrap.dedent(first["said"].partition("\n")[2]), exit_code=first["exit_code"])
+    if problem is not None:
+        raise TrainingError(problem)
 
 
-def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]) -> int:
+def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]) -> None:
     """Train as one of several ranks.
 
     Args:
@@ -126,9 +125,6 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
         as_json: How rank 0 prints the summary.
         look: The summary of a run that is done, or None; only rank 0 asks.
         check: Raises what is wrong with the config; only rank 0 calls it.
-
-    Returns:
-        The exit code.
     """
     from samewise.runner.processes.meeting import announce, linger
     from samewise.runner.records.summary import print_summary
@@ -148,7 +144,6 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
         raise
     if main:
         print_summary(summary, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=done is None)
-    return 0
 
 
 def _agreed(
@@ -183,7 +178,8 @@ def main(handed: Path) -> int:
         project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
         sys.path.append(given["root"])
         composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
-        return rank(composed, as_json=given["json"], look=lambda: None, check=lambda: None)
+        rank(composed, as_json=given["json"], look=lambda: None, check=lambda: None)
+        return 0
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has something to say first
         code, said = describe(error)

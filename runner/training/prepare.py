@@ -1,8 +1,9 @@
-"""From a composed config to a run that is ready to train; or to the answer that it need not be, or has been, in other processes."""
+"""From a composed config to a run that is ready to train; or to the summary of one that is done; or to neither, where other processes have trained it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,26 +15,26 @@ from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.sources import require_same
-from samewise.runner.records.summary import print_summary
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.training.run import Run
 
 
-def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | int:
+def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | Mapping[str, Any] | None:
     """What `train` does before it trains.
 
     Args:
         composed: The experiment, with its problems where there are any.
-        as_json: Print the summary as JSON.
+        as_json: How a rank prints the summary.
         debug: Show the traceback of a rank that failed.
 
     Returns:
-        The run, for `fit`; or the exit code where nothing is left to be done here: the run is done, or other processes have trained it.
+        The run, for `fit`; the summary of one that is done; None where ranks have trained it, and printed its summary.
 
     Raises:
         ConfigError: with all that is wrong.
+        PeerFailed: a rank has failed, and said why.
     """
     from samewise.runner.training import determinism
     from samewise.runner.training.launch import launch, processes, rank
@@ -41,14 +42,13 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
     project = composed.project
     sound = settings_are_sound(composed)
     if sound and not is_rank():
-        done = _finished(composed)
+        done = finished(composed)
         if done is not None:
-            print_summary(done, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=False)
-            return 0
+            return done
     if sound:
         determinism.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
     if is_rank():
-        return rank(composed, as_json=as_json, look=partial(_finished, composed), check=partial(check, composed, project))
+        return rank(composed, as_json=as_json, look=partial(finished, composed), check=partial(check, composed, project))
     check(composed, project)
     wanted = processes(composed)
     if wanted > 1:
@@ -59,7 +59,7 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
     return build(composed, project, composed.folder)
 
 
-def _finished(composed: Composed) -> dict[str, Any] | None:
+def finished(composed: Composed) -> dict[str, Any] | None:
     """The summary of a run that is done. None if it is damaged, which is said, or if run_root is not a folder, which `check` reports.
 
     Raises:

@@ -1,0 +1,254 @@
+"""What the commands do, as functions for notebooks and scripts: `samewise.train` is `train` here. They give the commands' bits and raise what those print.
+
+Torch, MLflow and pandas are imported when a function needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import nn
+
+    from samewise.runner.config.compose import Composed
+    from samewise.runner.interfaces import Batch, Prediction
+    from samewise.runner.training.predictor import Predictor
+
+_COLUMNS = ("name", "run", "label", "state", "step", "steps", "monitor", "value", "seconds", "changed", "reason", "folder")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run.
+
+    Args:
+        folder: Its own.
+        steps: Optimizer steps.
+        metrics: Of the last evaluation.
+        best: Of the best evaluation, with its `step`.
+        monitor: The metric that says what is best.
+        weights_sha256: Of the last weights.
+        level: The promise: R0 to R3, or none.
+        is_new: Whether it was trained just now, rather than found finished.
+    """
+
+    folder: Path
+    steps: int
+    metrics: dict[str, float]
+    best: dict[str, float]
+    monitor: str
+    weights_sha256: str
+    level: str
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """What makes of files and samples what a run's model takes. Call it.
+
+    Args:
+        predictor: The run's.
+    """
+
+    predictor: Predictor
+
+    def __call__(self, *samples: Any) -> Batch:
+        """Samples of the run's data set, or files, as one batch: transformed as in evaluation, collated, on the model's device.
+
+        Raises:
+            DataError: a file cannot be read, or is not what the recipe predicts from.
+        """
+        return self.predictor.batch_of(samples)
+
+
+class LoadedRun(NamedTuple):
+    """A run's model and what goes with it: `model, transforms, config = samewise.load(run)`."""
+
+    model: nn.Module
+    """With the checkpoint's weights, in eval mode, on the config's device."""
+    transforms: Transforms
+    """From files or samples to the model's input."""
+    config: Composed
+    """The run's; `config.cfg` has the values."""
+
+
+def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> Composed:
+    """An experiment's config, as `samewise show` shows it.
+
+    Args:
+        overrides: As on the command line: `experiment=resnet18_digits`, `optimizer.lr=0.05`.
+        packages: Packages of yours whose classes configs may name, beside those of your pyproject.toml.
+        config_dirs: Config folders of yours, likewise.
+
+    Raises:
+        ConfigError: with a problem for every override that is wrong.
+    """
+    from samewise.runner.config import project
+    from samewise.runner.config.compose import compose
+
+    return compose(overrides, project=project.find(packages=packages, configs=config_dirs))
+
+
+def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> Trained:
+    """Train an experiment, or go on with it, or find it finished, with the bits of `samewise train`.
+
+    Args:
+        experiment: Overrides, or what `compose` made of them.
+        packages: As in `compose`.
+        config_dirs: As in `compose`.
+
+    Raises:
+        ConfigError: with all that is wrong, before anything is trained; or this process cannot give the same bits, and why.
+        TrainingError: training failed.
+        Interrupted: it was asked to stop, and is saved; call again to resume.
+    """
+    from samewise.runner.config.check import settings_are_sound
+    from samewise.runner.records import shapes
+    from samewise.runner.records.files import read_json
+    from samewise.runner.secrets import plain_output
+    from samewise.runner.training.determinism import prepare as set_variables
+    from samewise.runner.training.prepare import finished, prepare
+
+    composed = _composed(experiment, packages, config_dirs)
+    with plain_output():
+        if settings_are_sound(composed):
+            if (done := finished(composed)) is not None:
+                return _trained(done, composed, is_new=False)
+            set_variables(composed.cfg.reproducibility)
+        from samewise.runner.training.undisturbed import undisturbed
+
+        with undisturbed(composed.cfg.reproducibility):
+            ready = prepare(composed)
+            from samewise.runner.training.loop import fit
+            from samewise.runner.training.run import Run
+
+            summary = fit(ready) if isinstance(ready, Run) else ready or read_json(composed.folder.summary, shapes.SUMMARY)
+    assert summary is not None, "ranks that have trained a run leave its summary"
+    return _trained(summary, composed, is_new=True)
+
+
+def load(
+    run: str | Path,
+    *overrides: str,
+    checkpoint: str | int = "best",
+    weights: str | None = None,
+    run_root: str | Path = "runs",
+    packages: Sequence[str] = (),
+    trust: bool = False,
+) -> LoadedRun:
+    """A run's model, its transforms and its config.
+
+    Args:
+        run: The run's folder, the start of its fingerprint, or its MLflow run id.
+        overrides: Values to change in the run's config: `device=cpu`.
+        checkpoint: best, last, or a step.
+        weights: Those that a callback keeps under this name, as `ema`; None: the trained ones.
+        run_root: Where to look for runs.
+        packages: As in `compose`.
+        trust: Use a folder that someone else has made and that you trust; remembered for it as it is now.
+
+    Raises:
+        ConfigError: there is no such run, or it is not one of yours.
+        CheckpointError: it has no such checkpoint.
+    """
+    from samewise.runner.config import project, saved
+    from samewise.runner.records import shapes, sources
+    from samewise.runner.records import trust as trusted
+    from samewise.runner.records.files import read_json
+    from samewise.runner.training.determinism import prepare
+
+    folder = saved.find(str(run), run_root=Path(run_root))
+    trusted.require(folder.config, trust=trust, uses=trusted.MAKES)
+    composed = saved.config_of(folder, overrides)
+    prepare(composed.cfg.reproducibility)
+
+    from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables
+    from samewise.runner.training.build import build_predictor
+    from samewise.runner.training.undisturbed import undisturbed
+
+    with undisturbed(composed.cfg.reproducibility):
+        state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, str(checkpoint)).path)
+        classes = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", [])
+        predictor = build_predictor(composed, project.find(packages=packages), state, classes=classes, weights=weights)
+    sources.warn_of_changes(folder)
+    return LoadedRun(predictor.model, Transforms(predictor), composed)
+
+
+def predict(run: LoadedRun | str | Path, *files: str | Path, output: str | Path | None = None, **how: Any) -> list[Prediction]:
+    """What a run's model makes of files: the same each time, and whatever other files are asked for.
+
+    Args:
+        run: What `load` gave, or what it takes.
+        files: Images, videos or audio files, as the run's recipe predicts from.
+        output: A folder for pictures and sounds; None: none are written.
+        how: As in `load`, where `run` is not loaded yet.
+
+    Returns:
+        A prediction for each file, in their order; `values()` of it are plain values.
+
+    Raises:
+        ConfigError: with a problem for each file that cannot be read.
+    """
+    loaded = run if isinstance(run, LoadedRun) else load(run, **how)
+    from samewise.runner.training.undisturbed import undisturbed
+
+    with undisturbed(loaded.config.cfg.reproducibility):
+        made = loaded.transforms.predictor.predict_files([Path(file) for file in files], None if output is None else Path(output))
+        return [prediction for _, prediction, _ in made]
+
+
+def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str | None = None, diff: bool = False) -> pandas.DataFrame:
+    """A table of all runs, as `samewise runs` lists them: a row for each, a column for each fact, each metric and, with `diff`, each value that differs.
+
+    Args:
+        run_root: Where the runs are.
+        where: Conditions, all of which hold: `state=finished`, `valid/accuracy>0.9`.
+        sort: A column or metric, the largest first; `-KEY`: the smallest first.
+        diff: Add what differs between their configs.
+
+    Raises:
+        ConfigError: a condition cannot be read, or names what no run has.
+    """
+    import pandas
+
+    from samewise.runner.sweep import listing
+
+    found = listing.matching(listing.list_runs(Path(run_root)), where)
+    if sort:
+        found = listing.in_order(found, sort)
+    differing = listing.varying(found) if diff and found else {}
+    rows = [{**(facts := one.facts()), **facts.pop("metrics"), **differing.get(one.folder, {})} for one in found]
+    table = pandas.DataFrame(rows, columns=None if rows else list(_COLUMNS))
+    table["changed"] = pandas.to_datetime(table["changed"], unit="s", utc=True)
+    return table
+
+
+def _composed(experiment: Sequence[str | Composed], packages: Sequence[str], config_dirs: Sequence[str | Path]) -> Composed:
+    from samewise.runner.config.compose import Composed
+
+    given = [one for one in experiment if isinstance(one, str)]
+    if len(given) == len(experiment):
+        return compose(*given, packages=packages, config_dirs=config_dirs)
+    if len(experiment) == 1 and isinstance(experiment[0], Composed):
+        return experiment[0]
+    raise ConfigError(Problem("experiment", "takes overrides, or one composed config", hint="samewise.train(samewise.compose(...)), with all overrides there"))
+
+
+def _trained(summary: Any, composed: Composed, *, is_new: bool) -> Trained:
+    metrics = summary["metrics"]
+    return Trained(
+        folder=composed.folder.path,
+        steps=summary["steps"],
+        metrics=dict(metrics["final"]),
+        best=dict(metrics["best"]),
+        monitor=metrics["monitor"],
+        weights_sha256=summary["weights_sha256"],
+        level=summary["level"],
+        is_new=is_new,
+    )

@@ -1,0 +1,112 @@
+"""Training in a process that is not samewise's own: torch is as a fresh process has it while it lasts, and as it was before afterwards.
+
+A notebook may have changed torch's default dtype, its threads, its switches. Each of these is set to torch's own default first; generators need no care,
+since every draw is keyed. What cannot be set is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from samewise.runner.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """One of torch's global settings.
+
+    Args:
+        read: Gives its value.
+        write: Sets it.
+        default: What a fresh process has.
+    """
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    default: Any
+
+
+@contextmanager
+def undisturbed(settings: Any) -> Generator[None]:
+    """Within it, torch is as in a fresh process, whatever this one has set; afterwards all of that is put back.
+
+    Args:
+        settings: The config's `reproducibility`, whose variables are in the environment already.
+
+    Raises:
+        ConfigError: a block is open, such as `with torch.autocast(...)`, that would change bits and cannot be closed from here.
+    """
+    was_imported = "torch" in sys.modules
+    import torch
+
+    switches = _switches()
+    before = [switch.read() if was_imported else switch.default for switch in switches]
+    flushes = _flushes_denormals()
+    if was_imported:
+        _set(switches, [switch.default for switch in switches])
+        torch.set_flush_denormal(False)
+    try:
+        if was_imported:
+            _require_no_block()
+        with torch.inference_mode(False), torch.enable_grad(), threadpool_limits(max(1, settings.threads), user_api="blas"):
+            yield
+    finally:
+        _set(switches, before)
+        torch.set_flush_denormal(flushes)
+
+
+def _set(switches: list[_Switch], values: list[Any]) -> None:
+    for switch, value in zip(switches, values, strict=True):
+        if switch.read() != value:
+            switch.write(value)
+
+
+def _switches() -> list[_Switch]:
+    """General ones before those of an operator, which take a general one's value when that is set."""
+    import torch
+
+    backends: Any = torch.backends
+    deterministic: Any = torch.utils.deterministic
+    cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
+    threads = torch.get_num_threads()
+    return [
+        _Switch(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        _Switch(torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device), torch.device("cpu")),
+        _Switch(torch.get_num_threads, torch.set_num_threads, threads),
+        _Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+        _of(deterministic, "fill_uninitialized_memory", True),
+        _Switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        *(_of(cudnn, name, default) for name, default in (("enabled", True), ("benchmark", False), ("deterministic", False), ("allow_tf32", True))),
+        *(_of(operator, "fp32_precision", "none") for operator in (cuda.matmul, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)),
+        *(_of(operator, "fp32_precision", "tf32") for operator in (cudnn.conv, cudnn.rnn)),
+        _Switch(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        _Switch(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        *(_Switch(getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"), True) for kind in ("flash", "mem_efficient", "math", "cudnn")),
+        *(_of(cuda.matmul, f"allow_{kind}_reduced_precision_reduction", True) for kind in ("fp16", "bf16")),
+    ]
+
+
+def _of(holder: Any, name: str, default: Any) -> _Switch:
+    return _Switch(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), default)
+
+
+def _flushes_denormals() -> bool:
+    import torch
+
+    return (torch.full((), 1e-310, dtype=torch.float64, device="cpu") * 1).item() == 0
+
+
+def _require_no_block() -> None:
+    """The blocks whose effect on what runs within them cannot be undone here."""
+    import torch
+
+    found = [f"torch.autocast('{device}')" for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    found += ["torch.device(...)"] if torch.get_default_device().type != "cpu" else []
+    if found:
+        raise ConfigError(*(Problem(f"with {block}", "changes the bits of what runs within it", hint="call samewise outside of the block") for block in found))

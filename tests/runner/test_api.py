@@ -1,0 +1,201 @@
+"""samewise from Python: the commands' bits, whatever the process has done to torch; their errors as exceptions."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import samewise as sw
+from samewise.runner.errors import CheckpointError, ConfigError, TrainingError
+from samewise.runner.processes.this_process import on_signals
+from samewise.runner.training.determinism import prepare
+
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=4",
+    "tracking=none",
+    "evaluate.pictures=false",
+    "max_steps=6",
+    "callbacks=[ema]",
+    "callbacks.ema.every_steps=1",
+]
+
+
+def state() -> list[Any]:
+    """What a user may have set, and the generators."""
+    return [
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.mkldnn.enabled,
+        (torch.full((), 1e-310, dtype=torch.float64) * 1).item(),
+        torch.random.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+    ]
+
+
+@pytest.fixture(scope="module")
+def disturbed() -> Iterator[None]:
+    """A notebook in which much has been tried."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(2)
+    torch.set_float32_matmul_precision("medium")
+    torch.use_deterministic_algorithms(False)
+    torch.set_flush_denormal(True)
+    torch._C._set_mkldnn_enabled(False)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_flush_denormal(False)
+    torch._C._set_mkldnn_enabled(True)
+    torch.set_grad_enabled(True)
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The summary of a run that the command has trained."""
+    from samewise.runner.cli import main
+
+    root = tmp_path_factory.mktemp("command")
+    assert main(["train", *TINY, f"run_root={root}"]) == 0
+    (summary,) = root.glob("*/*/summary.json")
+    return {**json.loads(summary.read_text()), "folder": summary.parent}
+
+
+@pytest.fixture(scope="module")
+def trained(command: dict[str, Any], disturbed: None, tmp_path_factory: pytest.TempPathFactory) -> sw.Trained:
+    before = state()
+    found = sw.train(*TINY, f"run_root={tmp_path_factory.mktemp('python')}")
+    assert state() == before, "what the user had set is as it was"
+    return found
+
+
+def test_a_training_gives_the_commands_bits_whatever_the_process_has_set(trained: sw.Trained, command: dict[str, Any]) -> None:
+    assert trained.weights_sha256 == command["weights_sha256"]
+    assert trained.metrics == command["metrics"]["final"]
+    assert (trained.steps, trained.level, trained.is_new) == (6, "R2", True)
+    assert (trained.folder / "trace.jsonl").read_bytes() == (command["folder"] / "trace.jsonl").read_bytes()
+
+
+def test_a_finished_run_is_found_by_its_overrides_and_by_its_config(trained: sw.Trained) -> None:
+    again = sw.train(*TINY, f"run_root={trained.folder.parents[1]}")
+    assert again.is_new is False
+    assert again.weights_sha256 == trained.weights_sha256
+    composed = sw.compose(*TINY, f"run_root={trained.folder.parents[1]}")
+    assert composed.folder.path == trained.folder == sw.train(composed).folder
+
+
+def test_a_loaded_model_and_its_predictions_are_the_commands(samewise, trained: sw.Trained, command: dict[str, Any], tmp_path: Path) -> None:
+    for name, colour in (("a", 40), ("b", 200)):
+        Image.effect_noise((40, 40), colour).save(tmp_path / f"{name}.png")
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    said = samewise("predict", command["folder"], *files, "--weights", "ema", "--json").stdout.splitlines()
+    found = sw.predict(trained.folder, *files, weights="ema", output=tmp_path / "made")
+    assert [one.values() for one in found] == [{key: value for key, value in json.loads(line).items() if key not in ("file", "files")} for line in said]
+    model, transforms, config = sw.load(trained.folder, checkpoint="last")
+    batch = transforms(*files)
+    assert batch["image"].shape[0] == 2
+    assert {value.dtype for value in model.state_dict().values()} == {torch.float32, torch.int64}
+    assert model(batch["image"]).shape == (2, config.cfg.dataset.num_classes)
+    assert config.cfg.model.width == 4
+
+
+def test_runs_are_a_table(trained: sw.Trained, tmp_path: Path) -> None:
+    table = sw.runs(trained.folder.parents[1], where=["state=finished"], sort="valid/accuracy", diff=True)
+    (row,) = table.to_dict("records")
+    assert row["folder"] == str(trained.folder)
+    assert row["valid/loss"] == trained.best["valid/loss"]
+    assert str(table["changed"].dtype).startswith("datetime64")
+    empty = sw.runs(tmp_path)
+    assert len(empty) == 0
+    assert set(empty.columns) <= set(table.columns)
+
+
+def test_what_is_wrong_is_raised(trained: sw.Trained, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'optimizer\.lr'"):
+        sw.compose("lr=1")
+    with pytest.raises(ConfigError, match="at least 1") as refused:
+        sw.train("max_epochs=0", "optimizer.lr=-1", f"run_root={tmp_path}")
+    assert len(refused.value.problems) == 2
+    with pytest.raises(ConfigError, match="one composed config"):
+        sw.train(sw.compose("seed=1"), "seed=2")
+    with pytest.raises(ConfigError, match="no such run"):
+        sw.load("nothing", run_root=tmp_path)
+    with pytest.raises(CheckpointError):
+        sw.load(trained.folder, checkpoint=5000)
+    with pytest.raises(ConfigError, match=r"none\.png") as refused:
+        sw.predict(trained.folder, tmp_path / "none.png", tmp_path / "nothing.png")
+    assert len(refused.value.problems) == 2
+    with pytest.raises(TrainingError, match="not finite"):
+        sw.train(*TINY, "optimizer.lr=1e30", f"run_root={tmp_path}")
+    with pytest.raises(AttributeError, match="trian"):
+        sw.trian  # noqa: B018
+
+
+@pytest.mark.parametrize("block", [torch.autocast("cpu", torch.bfloat16), torch.device("meta")])
+def test_a_block_that_would_change_the_bits_is_refused(trained: sw.Trained, block: Any, tmp_path: Path) -> None:
+    with block, pytest.raises(ConfigError, match="outside of the block"):
+        sw.train(*TINY, "seed=3", f"run_root={tmp_path}")
+    assert not list(tmp_path.glob("*/*/trace.jsonl"))
+
+
+@pytest.mark.parametrize("imported", ["torch is imported", "CUDA is used"])
+def test_a_variable_that_a_library_has_read_is_refused_and_one_that_it_has_not_is_set(monkeypatch: pytest.MonkeyPatch, imported: str) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: imported == "CUDA is used")
+    settings = SimpleNamespace(threads=1, variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    if imported == "CUDA is used":
+        with pytest.raises(ConfigError, match="before CUDA is used"):
+            prepare(settings)
+    else:
+        import os
+
+        prepare(settings)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        with pytest.raises(ConfigError, match="before torch is imported"):
+            prepare(SimpleNamespace(threads=1, variables={"MKL_CBWR": "COMPATIBLE"}))
+
+
+def test_in_a_thread_no_signal_is_handled() -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
+
+    def work() -> None:
+        with on_signals([signal.SIGTERM], lambda number, frame: None):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_importing_and_composing_are_quick(tmp_path: Path) -> None:
+    code = "import sys, samewise; samewise.compose('experiment=resnet18_digits'); print({'torch', 'mlflow', 'pandas'} & set(sys.modules), dir(samewise))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("set() ")
+    assert "'train'" in done.stdout
