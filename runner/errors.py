@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,21 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"one of: {shown}" + (f", and {len(known) - 12} more" if len(known) > 12 else "")
 
 
+def close(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?`, or nothing where no name is near."""
+    hint = nearest(name, known)
+    return hint if hint.startswith("did you mean") else ""
+
+
+def memory_asked_for(error: BaseException) -> str:
+    """What an allocator refused, in words; empty where the error is another."""
+    asked = re.search(r"tried to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE)
+    if asked is None:
+        return ""
+    size = f"{float(asked[1]) / 1e9:,.3g} GB" if asked[2] == "bytes" else f"{asked[1]} {asked[2]}"
+    return f"asks for {size} of memory at once, which there is not"
+
+
 def first_line(error: BaseException, *, after: str = "") -> str:
     """The first line of what an error says, or of what follows `after` in it; the name of its type where it says nothing."""
     text = str(error).rpartition(after)[2] if after else str(error)
@@ -155,6 +171,8 @@ def _described(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         message, where = ends_process("something", error)
         return 1, f"error:\n  {message}\n    hint:     {where}"
+    if isinstance(error, MemoryError):
+        return 1, "error:\n  there is not enough memory\n    hint:     a smaller model, batch_size or loader.num_workers; --debug shows where"
     message = " ".join(str(error).split())
     return 1, f"error:\n  {type(error).__name__}: {message}\n    hint:     run again with --debug for the traceback"
 

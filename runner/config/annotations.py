@@ -68,7 +68,9 @@ def describe_type(annotation: Any) -> str:
     if annotation is None or annotation is type(None):
         return "null"
     if typing.get_origin(annotation) is Union or isinstance(annotation, types.UnionType):
-        return " or ".join(dict.fromkeys(filter(None, map(describe_type, typing.get_args(annotation)))))
+        members = typing.get_args(annotation)
+        plain = [one for one in members if one is not type(None) and not (isinstance(one, type) and _name(one) in _OBJECTS)]
+        return " or ".join(dict.fromkeys(filter(None, map(describe_type, [one for one in members if one in plain or one is type(None)] if plain else members))))
     if typing.get_origin(annotation) is Literal:
         return "one of: " + ", ".join(map(str, typing.get_args(annotation)))
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -83,6 +85,10 @@ def describe_type(annotation: Any) -> str:
     )
 
 
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _fits_class(value: Any, kind: type) -> bool:
     if kind is bool:
         return isinstance(value, bool)
@@ -95,7 +101,7 @@ def _fits_class(value: Any, kind: type) -> bool:
     if issubclass(kind, enum.Enum):
         members = kind.__members__
         return not isinstance(value, str) or value.removeprefix(f"{kind.__name__}.") in members or value in [member.value for member in members.values()]
-    if f"{kind.__module__}.{kind.__qualname__}" in _OBJECTS or any(f"{base.__module__}.{base.__qualname__}" == _OBJECTS[1] for base in kind.__mro__):
+    if _name(kind) in _OBJECTS or any(_name(base) == _OBJECTS[1] for base in kind.__mro__):
         return not isinstance(value, str | int | float) and value is not None
     return True
 

@@ -15,13 +15,14 @@ import re
 import tarfile
 import types
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
-from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, returned_by, takes, within
+from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, returned_by, takes, within
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, nearest
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, memory_asked_for, nearest
 
 LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
 """Their classes may download from the addresses they know, and from no other."""
@@ -90,7 +91,7 @@ def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any)
         message, where = ends_process(_name(made), error)
         raise ConfigError(Problem(path, message, hint=where)) from error
     except Exception as error:
-        raise ConfigError(_failure(made, path, error)) from error
+        raise ConfigError(_failure(made, path, error, named)) from error
 
 
 def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]:
@@ -183,21 +184,37 @@ def _reachable(found: Any, allowed: Sequence[str]) -> bool:
 def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
     wanted, hint = describe_kinds(path), ""
     if isinstance(found, types.FunctionType) and within(found.__module__, own) and returned_by(found) is None:
+        said = found.__annotations__.get("return")
         hint = f"say what it returns, so that it can be told before it is called: `def {found.__name__}(...) -> CLASS:`"
+        if said is not None:
+            hint = (
+                f"`-> {said if isinstance(said, str) else getattr(said, '__name__', said)}` does not say that it always returns one: annotate it with one class"
+            )
     return Problem(where, f"is not {wanted}", target, f"a class that is {wanted}, or a function annotated to return one", hint)
 
 
 def _refusal(where: str, target: str, message: str, allowed: Sequence[str]) -> Problem:
-    close = nearest(target, allowed) if "." in target else ""
-    hint = "your own packages are declared in pyproject.toml ([tool.samewise] packages = [...]) or with --package"
-    return Problem(where, message, target, f"a class or function of {', '.join(allowed)}", f"{close} {hint}" if close.startswith("did") else hint)
+    expected = f"a class or function of {', '.join(allowed)}"
+    if elsewhere := place_of(target):
+        kind, place = elsewhere
+        return Problem(where, message, target, expected, f"it is {kind.words}, whose place is `{place}`")
+    parts = target.split(".")
+    heads = {package: ".".join(parts[: package.count(".") + 1]) for package in allowed}
+    near = {f"{package}.{'.'.join(parts[package.count('.') + 1 :])}": head for package, head in heads.items() if get_close_matches(head, [package], cutoff=0.8)}
+    if meant := get_close_matches(target, [name for name in near if not name.endswith(".")], n=1):
+        return Problem(where, message, target, expected, f"did you mean '{meant[0]}'?")
+    return Problem(where, message, target, expected, "your own packages are declared in pyproject.toml ([tool.samewise] packages = [...]) or with --package")
 
 
-def _failure(made: Callable[..., Any], path: str, error: Exception) -> Problem:
+def _failure(made: Callable[..., Any], path: str, error: Exception, named: Mapping[str, Any]) -> Problem:
     """A constructor's exception, with the nearest name where an argument is not known."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unknown:
         return Problem(f"{path}.{unknown[1]}", f"{_name(made)} has no such argument", hint=nearest(unknown[1], _arguments_near(error)))
+    if asked := memory_asked_for(error):
+        sizes = {key: value for key, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+        largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
+        return Problem(f"{path}.{largest}" if largest else path, f"{_name(made)} {asked}", sizes.get(largest, ...), hint="make it smaller")
     text = " ".join(str(error).split())
     return Problem(path, f"{_name(made)} failed: {text or type(error).__name__}", expected="" if text else "arguments that it accepts")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import get_args
@@ -19,7 +19,7 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 
 from samewise.runner.config import schema
 from samewise.runner.config.tree import leaves, paths
-from samewise.runner.errors import Problem, nearest
+from samewise.runner.errors import Problem, close, nearest
 
 Load = Callable[[Sequence[str]], DictConfig]
 Groups = Mapping[str, Sequence[str]]
@@ -117,12 +117,6 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
     return found
 
 
-def close(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?`, or nothing where no name is near."""
-    hint = nearest(name, known)
-    return hint if hint.startswith("did you mean") else ""
-
-
 def problem_in_file(error: BaseException) -> Problem:
     """What is wrong in a config file."""
     if isinstance(error, yaml.MarkedYAMLError):
@@ -218,11 +212,17 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
     if group == "callbacks" and chosen in groups.get(group, ()) and f"callbacks.{chosen}" not in known:
         return f"the callback is not among those chosen: callbacks=[default,{chosen}]"
     last = key.rsplit(".", 1)[-1]
+    if last == "_target_" and not override.is_delete():  # every component has one, so it tells nothing of which was meant
+        above, _, name = key.rpartition(".")[0].rpartition(".")
+        hint = close(name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above])
+        return hint + (f"{' Or write' if hint else 'write'} +{override.input_line} to add it" if above in known and not _typed(cfg, above) else "")
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
-    hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, [*known, *groups])
+    alike = [path for path in [*known, *groups] if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.5)]
+    hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, alike)
     parent = key.rpartition(".")[0]
     if parent and parent in known and not _typed(cfg, parent) and not override.is_delete():
-        hint += f"{' Or write' if hint else 'write'} +{override.input_line} to add it"
+        made = OmegaConf.select(cfg, f"{parent}._target_")
+        hint += f"{' Or write' if hint else 'write'} +{override.input_line} to add it" + (f", if {made} takes it" if made else "")
     return hint or "`samewise show` lists the keys"
 
 
@@ -244,8 +244,10 @@ def _expected(cfg: DictConfig, path: str) -> str:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         words = "one of: " + ", ".join(kind.__members__)
     else:
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(
-            kind, getattr(kind, "__name__", str(kind)) if not get_args(kind) else str(kind)
+        simple = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+        inner = get_args(kind)  # of dict[str, X], the only kind of several values in the schema
+        words = (
+            f"a mapping of names to values, each {simple.get(inner[-1], 'of any kind')}" if inner else simple.get(kind, getattr(kind, "__name__", str(kind)))
         )
         if hasattr(kind, "__dataclass_fields__"):
             words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
@@ -259,6 +261,8 @@ def unreadable(text: str, error: Exception) -> Problem:
         return Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if re.fullmatch(r"\w+", text) else "")
     if value.startswith("~/"):
         return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
+    if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):
+        return Problem(key.strip(), "has spaces around the =", text, "KEY=VALUE", f"{key.strip()}={value.strip()}")
     return Problem(key, f"cannot be read: {_first_line(error)}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
 
 

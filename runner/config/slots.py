@@ -110,6 +110,11 @@ def packages_at(path: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(package for kind in kinds_at(path) for package in kind.packages))
 
 
+def place_of(target: str) -> tuple[Kind, str] | None:
+    """Where a target of samewise's own would be in its place: (its kind, the place)."""
+    return next(((kind, place) for place, kind in KINDS.items() if within(target, [one for one in kind.packages if one.startswith("samewise.")])), None)
+
+
 def takes(path: str, found: Any, own: Sequence[str]) -> bool:
     """Whether a path takes a class or function as its component.
 

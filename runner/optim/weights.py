@@ -12,7 +12,7 @@ from typing import Any, Final, cast, final
 
 from torch import Tensor, nn
 
-from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.errors import ConfigError, Problem, close, first_line, nearest
 from samewise.runner.records import checkpoint, shards
 
 PATH: Final = "initialise.weights"
@@ -94,7 +94,11 @@ def _located(file: str) -> Path:
     path = Path(file).expanduser()
     path = path / "state.pt" if path.is_dir() else path
     if not path.is_file():
-        hint = nearest(str(path), map(str, path.parent.iterdir())) if path.parent.is_dir() else f"the folder {path.parent} does not exist"
+        hint = (
+            close(str(path), map(str, path.parent.iterdir())) or f"it was looked for at {path.absolute()}"
+            if path.parent.is_dir()
+            else f"the folder {path.parent} does not exist"
+        )
         raise ConfigError(Problem(PATH, "the file does not exist", str(file), hint=hint))
     return path
 

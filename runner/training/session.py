@@ -16,7 +16,7 @@ from typing import Any
 
 from samewise.runner.config import compose
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
+from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line, memory_asked_for
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, write_atomically, write_json
@@ -39,16 +39,15 @@ def session(run: Run) -> Generator[dict[str, Any]]:
     """
     status, summary = "FAILED", dict[str, Any]()
     with ExitStack() as held, streams.preserve_generators(), _signals(run):
+        if run.strategy.peers.first(lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)):
+            with run.strategy.evaluating(run.model):
+                run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: what cannot be evaluated leaves none
         run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, _surroundings(run)))
         _restore(run)
         run.recorder.tracker.start()
         for callback in run.callbacks.values():
             callback.on_start(run.recorder.view)
         try:
-            if run.step == 0:
-                with run.strategy.evaluating(run.model):
-                    if run.strategy.peers.is_main:
-                        rehearse(run)
             yield summary
             run.recorder.require_folder()
             _leave_results(run)
@@ -72,6 +71,13 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             write_json(run.folder.summary, summary)
             run.folder.failure.unlink(missing_ok=True)  # of an earlier session, which this one has made good
         run.strategy.end()
+
+
+def _rehearse(run: Run) -> None:
+    try:
+        rehearse(run)
+    except (Exception, SystemExit) as error:
+        raise _explained(run, error) from error
 
 
 def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]]) -> str:
@@ -168,6 +174,10 @@ def _explained(run: Run, error: BaseException) -> BaseException:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         hint = "free some space, then run the same command again to resume"
         return TrainingError(Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint))
+    if run.step > 0 and (asked := memory_asked_for(error)):
+        return TrainingError(
+            Problem(f"step {run.step + 1}", asked, hint="a smaller evaluate.batch_size or batch_size; accumulate=2 takes a batch in two parts")
+        )
     if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
         return ConfigError(misfit(error))
     if isinstance(error, SystemExit):

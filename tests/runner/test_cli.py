@@ -71,6 +71,7 @@ def test_every_command_has_help_with_examples(name: str, samewise: Run) -> None:
     assert f"samewise {name}" in done.stdout
 
 
+DIGITS = ["experiment=resnet18_digits", "debug=tiny"]
 BAD = {
     "no command": (["trian"], "did you mean 'train'?"),
     "no such option": (["train", "--fast"], "--fast"),
@@ -105,6 +106,19 @@ BAD = {
     "a callback that was not chosen": (["show", "callbacks.ema.decay=2"], "callbacks=[default,ema]"),
     "a key two deep": (["show", "callbacks.progress.refresh=3"], "did you mean 'callbacks.progress.refresh_s'?"),
     "a key that a class may take": (["show", "callbacks.progress.line_s=3"], "write +callbacks.progress.line_s=3 to add it"),
+    "a component that was not there": (["show", "callbacks.x._target_=a.b"], "hint:     write +callbacks.x._target_=a.b to add it"),
+    "an argument of another optimizer": (["show", "optimizer.betas=[0,1]"], "hint:     write +optimizer.betas=[0,1] to add it, if torch.optim.SGD takes it"),
+    "no mapping": (["show", "tracking.tags=3"], "a mapping of names to values, each a string"),
+    "no number": (["check", "--static", "optimizer.lr=fast"], "expected: a number\n"),
+    "no list of transforms": (["check", "--static", "transforms.train.sample=none"], "transforms.train.sample: is not a list of transforms"),
+    "spaces": (["show", "seed = 3"], "hint:     seed=3"),
+    "a launcher for a callback": (
+        ["check", "--static", "+callbacks.x._target_=samewise.runner.launchers.local.Local"],
+        "it is a launcher, whose place is `launcher`",
+    ),
+    "a misspelt package": (["check", "--static", "model._target_=torchvision.modls.resnet18"], "did you mean 'torchvision.models.resnet18'?"),
+    "no such weights": (["check", *DIGITS, "initialise.weights=nope.pt"], "it was looked for at /"),
+    "a metric that is not computed": (["train", *DIGITS, "tracking=none", "evaluate.monitor=valid/nope"], "evaluate.monitor: no such metric is computed"),
     "no reference": (["show", "name=${nope}"], "refers to a value that does not exist"),
     "no such group": (["list", "optimzer"], "did you mean 'optimizer'?"),
     "no such package": (["show", "--package", "lab_that_is_not"], "cannot be found"),

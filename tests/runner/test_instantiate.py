@@ -143,6 +143,14 @@ def test_a_constructor_that_fails_is_told_at_its_path_with_its_cause() -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+def test_memory_that_there_is_not_is_told_with_the_argument_that_asks_for_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        instantiate({"_target_": "torch.nn.Linear", "in_features": 10**15, "out_features": 2}, "model", allowed=())
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.value) == ("model.in_features", 10**15)
+    assert problem.message == "Linear asks for 8e+06 GB of memory at once, which there is not"
+
+
 def test_an_argument_that_a_model_function_passes_on_is_told_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"model\.num_clases(.|\n)*did you mean 'num_classes'"):
         instantiate({"_target_": "torchvision.models.resnet18", "num_clases": 3}, "model", allowed=())

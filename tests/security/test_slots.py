@@ -49,6 +49,9 @@ def leaves_a_mark(path):
 def net(width: int = 1) -> nn.Linear:
     return nn.Linear(width, width)
 
+def perhaps() -> "nn.Module | None":
+    return None
+
 class Settings:
     def __init__(self, path):
         self.path = path
@@ -84,6 +87,8 @@ def test_a_function_of_the_user_is_called_where_it_says_that_it_returns_the_kind
     with pytest.raises(ConfigError, match=r"say what it returns.*def leaves_a_mark\(\.\.\.\) -> CLASS") as caught:
         locate(f"{lab}.leaves_a_mark", "model", (lab,))
     assert "is not a torch.nn.Module" in caught.value.problems[0].message
+    with pytest.raises(ConfigError, match=r"`-> nn.Module \| None` does not say that it always returns one"):
+        locate(f"{lab}.perhaps", "model", (lab,))
 
 
 def test_a_class_of_the_user_can_be_an_argument_of_another_whatever_its_kind(lab: str) -> None:

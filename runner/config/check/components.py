@@ -30,6 +30,11 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
         node = at(whole, path, "???")
         if node != "???" and not (isinstance(node, Mapping) and "_target_" in node):
             yield Problem(path, "is not a component", node, "a mapping with a _target_", f"`samewise list {path.split('.')[0]}` shows the choices")
+    for path in ("transforms.train.sample", "transforms.train.batch", "transforms.eval.sample", "transforms.eval.batch"):
+        node = at(whole, path, "???")
+        listed = isinstance(node, list) and all(isinstance(one, Mapping) or _unknown_yet(one) for one in node)
+        if not listed and node is not None and not _unknown_yet(node):
+            yield Problem(path, "is not a list of transforms", node, "a list of mappings with a _target_; [] for none")
     callbacks = whole.get("callbacks")
     for name, node in (cast(Node, callbacks) if isinstance(callbacks, Mapping) else {}).items():
         if isinstance(node, Mapping) and "_target_" not in node:  # settings of a callback that was not chosen
@@ -100,7 +105,7 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
                 f"{path}.{key}",
                 f"{made.__qualname__} has no such argument",
                 value,
-                hint=f"{nearest(key, names) or 'it takes none'}; ~{path}.{key} removes it",
+                hint=f"{nearest(key, (name for name in names if name != 'params')) or 'it takes none'}; leave it out, or ~{path}.{key} removes it",
             )
 
 
