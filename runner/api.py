@@ -229,6 +229,64 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
     return table
 
 
+def sweep(
+    *overrides: str,
+    wait: bool = True,
+    retry_failed: bool = False,
+    run_root: str | Path = "runs",
+    packages: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+    trust: bool = False,
+) -> pandas.DataFrame:
+    """Train with several values, each run in a process of its own, or go on with it: a table with a row for each run, also for those that have failed.
+
+    Args:
+        overrides: As on the command line, some with several values: `optimizer.lr=0.03,0.1`, `seed=range(3)`; or a sweep's id or folder.
+        wait: Stay until all have ended; otherwise only until they are submitted, where the launcher hands them over to a cluster.
+        retry_failed: Run those again that have failed.
+        run_root: Where to look for sweeps by id.
+        packages: As in `compose`.
+        config_dirs: As in `compose`.
+        trust: As in `load`.
+
+    Raises:
+        ConfigError: what is wrong with any of them, before one starts.
+        Interrupted: asked to stop; call again to resume.
+    """
+    import pandas
+
+    from samewise.runner.config import project
+    from samewise.runner.secrets import plain_output
+    from samewise.runner.sweep import carried_out
+    from samewise.runner.sweep.results import current_results
+    from samewise.runner.sweep.tables import as_plain_values
+
+    if not overrides:
+        raise ConfigError(Problem("sweep", "has no values to try", expected="overrides, one with several values", hint="optimizer.lr=0.03,0.1"))
+    mine = project.find(packages=packages, configs=config_dirs)
+    with plain_output():
+        ready = carried_out.make_ready(overrides, mine, run_root=Path(run_root), trust=trust, wait=wait)
+        carried_out.carry_out(ready, wait=wait, retry_failed=retry_failed)
+        rows = [as_plain_values(one) for one in current_results(ready.folder, mine)]
+    kept = ("state", "reason", "steps", "seconds", "weights_sha256", "folder")
+    return pandas.DataFrame(
+        [
+            {**{key: _number(text) for key, text in {**row["values"], "seed": row["seed"]}.items()}, **row["best"], **{name: row[name] for name in kept}}
+            for row in rows
+        ]
+    )
+
+
+def _number(text: Any) -> Any:
+    """A sweep's value as a number, where it is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except (TypeError, ValueError):
+            continue
+    return text
+
+
 def _composed(experiment: Sequence[str | Composed], packages: Sequence[str], config_dirs: Sequence[str | Path]) -> Composed:
     from samewise.runner.config.compose import Composed
 

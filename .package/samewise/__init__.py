@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from samewise.runner.api import LoadedRun, Trained, Transforms, compose, load, predict, runs, train
+    from samewise.runner.api import LoadedRun, Trained, Transforms, compose, load, predict, runs, sweep, train
 
 __version__ = "0.1.0"
-__all__ = ["LoadedRun", "Trained", "Transforms", "compose", "load", "predict", "runs", "train"]
+__all__ = ["LoadedRun", "Trained", "Transforms", "compose", "load", "predict", "runs", "sweep", "train"]
 
 
 def __getattr__(name: str) -> Any:

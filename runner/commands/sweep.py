@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from samewise.runner.config.compose import Composed
     from samewise.runner.config.project import Project
     from samewise.runner.launchers.base import Launcher
     from samewise.runner.records.sweep_folder import SweepFolder
-    from samewise.runner.sweep.points import Composer
-    from samewise.runner.sweepers.space import Space
+    from samewise.runner.sweep.carried_out import Ready
 
 EXAMPLES = """examples:
   samewise sweep experiment=resnet18_digits optimizer.lr=0.03,0.1,0.3 'seed=range(5)'
@@ -71,61 +68,14 @@ def run(args: argparse.Namespace) -> int:
 def start(args: argparse.Namespace) -> int:
     """Run a sweep, as `samewise sweep` and `samewise train -m` do."""
     from samewise.runner.commands import project_from
-    from samewise.runner.sweep.engine import Sweep, refuse_unlisted
-    from samewise.runner.sweep.progress import Watcher
+    from samewise.runner.sweep import carried_out
 
-    given, asked = _overrides(args)
-    project = project_from(args)
-    space, folder, shared, composer = _opened(given, project)
-    if asked is not None and asked.path.resolve() != folder.path.resolve():
-        words = f"is a copy, or was begun in another folder than you are in: its command would act on {folder.path}"
-        raise ConfigError(Problem(str(asked.path), words, hint="change to the folder where it was begun, or name the sweep by its id"))
-    is_new = not folder.made_by.exists()
-    if not is_new:
-        _require_trust(folder, args)
-    sweeper, launcher = _parts(shared, project)
-    wait = getattr(args, "wait", False)
-    if not wait:
-        refuse_unlisted(launcher, sweeper)
-    sweeper.open(space, folder.path, monitor=str(shared.cfg.evaluate.monitor), mode=str(shared.cfg.evaluate.mode.value))
+    project, wait = project_from(args), getattr(args, "wait", False)
+    ready = carried_out.make_ready(args.overrides, project, run_root=getattr(args, "run_root", Path("runs")), trust=args.trust, wait=wait)
     if getattr(args, "list", False):
-        return _list(space, sweeper, folder, composer, project, elsewhere=launcher.detached)
-    is_first = not Path(shared.cfg.run_root).exists()
-    folder.write_facts({**folder.facts, **_facts(given, project, shared, folder)})
-    with folder.hold_lock():
-        settings = sweeper.count()
-        total = settings * max(1, len(space.seeds)) if settings is not None else None
-        watcher = Watcher(folder, total=total)
-        sweep = Sweep(folder, space, sweeper, launcher, composer, project, watcher, retry_failed=getattr(args, "retry_failed", False))
-        try:
-            launcher.open(folder)
-            todo = sweep.prepare()
-            watcher.say(f"{folder.id}: {f'{total} points, ' if total is not None else ''}{todo} to run; {folder.path}")
-            if launcher.detached and not wait:
-                count = sweep.submit()
-                watcher.say(f"{count} jobs submitted; `samewise sweep --status {folder.path}` shows their progress")
-                return 0
-            with watcher:
-                sweep.run()
-        except ConfigError:
-            if is_new and not folder.points():
-                folder.discard(root=is_first)
-            raise
-        finally:
-            launcher.close()
-            sweeper.close()
-    return _report(folder, project, as_json=args.json)
-
-
-def _overrides(args: argparse.Namespace) -> tuple[list[str], SweepFolder | None]:
-    """What was given; or what the sweep was made from whose id or folder was given, and its folder."""
-    if len(args.overrides) == 1 and "=" not in args.overrides[0] and not args.overrides[0].startswith("~"):
-        from samewise.runner.records.sweep_folder import find
-
-        found = find(args.overrides[0], run_root=getattr(args, "run_root", Path("runs")))
-        _require_trust(found, args)
-        return list(found.facts["overrides"]), found
-    return list(args.overrides), None
+        return _list(ready)
+    is_done = carried_out.carry_out(ready, wait=wait, retry_failed=getattr(args, "retry_failed", False))
+    return _report(ready.folder, project, as_json=args.json) if is_done else 0
 
 
 def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
@@ -138,12 +88,13 @@ def _named(args: argparse.Namespace) -> SweepFolder:
     """The sweep whose id, folder or overrides were given."""
     from samewise.runner.commands import project_from
     from samewise.runner.records.sweep_folder import find
+    from samewise.runner.sweep.carried_out import opened
 
     if len(args.overrides) == 1 and "=" not in args.overrides[0]:
         return find(args.overrides[0], run_root=args.run_root)
     if not args.overrides:
         raise _unnamed()
-    _, folder, _, _ = _opened(args.overrides, project_from(args))
+    _, folder, _, _ = opened(args.overrides, project_from(args))
     return find(str(folder.path), run_root=args.run_root)
 
 
@@ -151,57 +102,16 @@ def _unnamed() -> ConfigError:
     return ConfigError(Problem("SWEEP", "no sweep was named", expected="a sweep's id or folder, or its overrides", hint="`samewise sweep --status` lists them"))
 
 
-def _opened(given: list[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:
-    """The space, the folder and the shared config of a command line, and what composes its points."""
-    from samewise.runner.records.sweep_folder import HOME, SweepFolder
-    from samewise.runner.sweep import points
-    from samewise.runner.sweepers import space
-
-    read = space.read_space(given, project=project)
-    composer = points.Composer(project)
-    name, shared = points.identity(read, composer)
-    return read, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared, composer
-
-
-def _parts(shared: Composed, project: Project) -> tuple[Any, Launcher]:
-    """The sweeper and the launcher."""
-    from samewise.runner.config.check import commands
-    from samewise.runner.config.instantiate import instantiate
-
-    if found := commands.problems(shared, project):
-        raise ConfigError(*found)
-    sweeper, launcher = (instantiate(shared.cfg[path], path, allowed=project.packages) for path in ("sweeper", "launcher"))
-    return sweeper, launcher
-
-
-def _facts(given: list[str], project: Project, shared: Composed, folder: SweepFolder) -> dict[str, Any]:
-    from samewise.runner.config.tree import plain
-
-    return {
-        "id": folder.id,
-        "name": shared.name,
-        "overrides": given,
-        "made": folder.facts.get("made", time.time()),
-        "root": str(project.root),
-        "packages": list(project.packages),
-        "configs": [str(one) for one in project.configs],
-        "launcher": plain(shared.cfg.launcher),
-        "sweeper": plain(shared.cfg.sweeper),
-        "tracking": plain(shared.cfg.tracking),
-        "run_root": str(shared.cfg.run_root),
-    }
-
-
-def _list(space: Space, sweeper: Any, folder: SweepFolder, composer: Composer, project: Project, *, elsewhere: bool) -> int:
+def _list(ready: Ready) -> int:
     from samewise.runner.sweep.points import compose_points
     from samewise.runner.sweep.soundness import require_sound
 
-    if not sweeper.listed:
+    if not ready.sweeper.listed:
         raise ConfigError(
-            Problem("sweeper", "chooses points by the results so far, so they cannot be listed in advance", type(sweeper).__name__, hint="sweeper=grid")
+            Problem("sweeper", "chooses points by the results so far, so they cannot be listed in advance", type(ready.sweeper).__name__, hint="sweeper=grid")
         )
-    made = compose_points(list(sweeper.settings()), space, folder, composer, first=0)
-    require_sound(made, project, elsewhere=elsewhere)
+    made = compose_points(list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0)
+    require_sound(made, ready.project, elsewhere=ready.launcher.detached)
     for one in made:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
     print(f"{len(made)} points, no problems found", file=sys.stderr)

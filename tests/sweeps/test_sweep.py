@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+import samewise as samewise_in_python
+from samewise.runner.errors import ConfigError
+
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "max_steps=4")
 SWEEP = (*TINY, "optimizer.lr=1e30,0.05", "seed=range(2)", "launcher.jobs=2")
 
@@ -72,11 +75,20 @@ def test_the_table_has_mean_spread_and_interval_over_seeds(swept) -> None:
     assert "2 finished" in done.stdout
 
 
-def test_the_same_command_runs_nothing_again_and_retrying_runs_what_failed(swept, points) -> None:
+def test_the_same_sweep_in_python_runs_nothing_again_and_retrying_runs_what_failed(swept, points, capfd, monkeypatch) -> None:
     folder, _, name = swept
-    again = sweep(*SWEEP, folder=folder)
-    assert "0 to run" in again.stderr
-    assert [one["tries"] for one in points(folder, name)] == [1, 1, 1, 1]
+    monkeypatch.chdir(folder)
+    table = samewise_in_python.sweep(*SWEEP)
+    assert "0 to run" in capfd.readouterr().err
+    known = points(folder, name)
+    assert [one["tries"] for one in known] == [1, 1, 1, 1]
+    assert table["weights_sha256"].tolist() == [one["weights_sha256"] for one in known]
+    assert table["optimizer.lr"].tolist() == [1e30, 1e30, 0.05, 0.05]
+    assert table["seed"].tolist() == [0, 1, 0, 1]
+    assert table["state"].tolist() == ["failed", "failed", "finished", "finished"]
+    assert table["valid/accuracy"].tolist()[2:] == [one["value"] for one in known[2:]]
+    with pytest.raises(ConfigError, match="no values to try"):
+        samewise_in_python.sweep()
     retried = sweep(name, "--retry-failed", folder=folder)
     assert "2 to run" in retried.stderr
     assert [one["tries"] for one in points(folder, name)] == [2, 2, 1, 1]

@@ -1,0 +1,154 @@
+"""From what was asked for, by the command or in Python, to a sweep that has been carried out, or submitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.config.check import commands
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.instantiate import instantiate
+from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.launchers.base import Launcher
+from samewise.runner.records import trust as trusted
+from samewise.runner.records.sweep_folder import HOME, SweepFolder, find
+from samewise.runner.sweep.engine import Sweep, refuse_unlisted
+from samewise.runner.sweep.points import Composer, identity
+from samewise.runner.sweep.progress import Watcher
+from samewise.runner.sweepers.base import Sweeper
+from samewise.runner.sweepers.space import Space, read_space
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A sweep before anything of it is written or started.
+
+    Args:
+        given: Its overrides.
+        project: The user's own.
+        space: What varies.
+        folder: Its own.
+        shared: The config that its points share.
+        composer: Composes them.
+        sweeper: Says what to try; open.
+        launcher: Starts jobs; not open yet.
+    """
+
+    given: Sequence[str]
+    project: Project
+    space: Space
+    folder: SweepFolder
+    shared: Composed
+    composer: Composer
+    sweeper: Sweeper
+    launcher: Launcher
+
+
+def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust: bool, wait: bool) -> Ready:
+    """The sweep that is asked for.
+
+    Args:
+        asked: Overrides, or the id or folder of a sweep.
+        project: The user's own.
+        run_root: Where to look for sweeps by id.
+        trust: Use a folder that someone else has made.
+        wait: Stay until the jobs have ended, even if the launcher does not need it.
+
+    Raises:
+        ConfigError: what is wrong with it.
+    """
+    given, named = _overrides(asked, run_root=run_root, trust=trust)
+    space, folder, shared, composer = opened(given, project)
+    if named is not None and named.path.resolve() != folder.path.resolve():
+        words = f"is a copy, or was begun in another folder than you are in: its command would act on {folder.path}"
+        raise ConfigError(Problem(str(named.path), words, hint="change to the folder where it was begun, or name the sweep by its id"))
+    if folder.made_by.exists():
+        trusted.require(folder.made_by, trust=trust, uses=trusted.RUNS)
+    if found := commands.problems(shared, project):
+        raise ConfigError(*found)
+    sweeper, launcher = (instantiate(shared.cfg[path], path, allowed=project.packages) for path in ("sweeper", "launcher"))
+    if not wait:
+        refuse_unlisted(launcher, sweeper)
+    sweeper.open(space, folder.path, monitor=str(shared.cfg.evaluate.monitor), mode=str(shared.cfg.evaluate.mode.value))
+    return Ready(given, project, space, folder, shared, composer, sweeper, launcher)
+
+
+def carry_out(ready: Ready, *, wait: bool, retry_failed: bool) -> bool:
+    """Train every point, or go on with it.
+
+    Args:
+        ready: The sweep.
+        wait: As in `make_ready`.
+        retry_failed: Whether points that have failed are tried again.
+
+    Returns:
+        Whether it has ended; False: its jobs are submitted.
+
+    Raises:
+        ConfigError: what is wrong with any of its points.
+        Interrupted: asked to stop; jobs that ran have saved.
+    """
+    folder, space, launcher = ready.folder, ready.space, ready.launcher
+    is_new, is_first = not folder.made_by.exists(), not Path(ready.shared.cfg.run_root).exists()
+    folder.write_facts({**folder.facts, **_facts(ready)})
+    with folder.hold_lock():
+        settings = ready.sweeper.count()
+        total = settings * max(1, len(space.seeds)) if settings is not None else None
+        watcher = Watcher(folder, total=total)
+        sweep = Sweep(folder, space, ready.sweeper, launcher, ready.composer, ready.project, watcher, retry_failed=retry_failed)
+        try:
+            launcher.open(folder)
+            todo = sweep.prepare()
+            watcher.say(f"{folder.id}: {f'{total} points, ' if total is not None else ''}{todo} to run; {folder.path}")
+            if launcher.detached and not wait:
+                count = sweep.submit()
+                watcher.say(f"{count} jobs submitted; `samewise sweep --status {folder.path}` shows their progress")
+                return False
+            with watcher:
+                sweep.run()
+        except ConfigError:
+            if is_new and not folder.points():
+                folder.discard(root=is_first)
+            raise
+        finally:
+            launcher.close()
+            ready.sweeper.close()
+    return True
+
+
+def opened(given: Sequence[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:
+    """The space, the folder and the shared config of overrides, and what composes their points."""
+    space, composer = read_space(given, project=project), Composer(project)
+    name, shared = identity(space, composer)
+    return space, SweepFolder(Path(shared.cfg.run_root) / HOME / name), shared, composer
+
+
+def _overrides(asked: Sequence[str], *, run_root: Path, trust: bool) -> tuple[list[str], SweepFolder | None]:
+    """What was given; or what the sweep was made from whose id or folder was given, and its folder."""
+    if len(asked) == 1 and "=" not in asked[0] and not asked[0].startswith("~"):
+        found = find(asked[0], run_root=run_root)
+        trusted.require(found.made_by, trust=trust, uses=trusted.RUNS)
+        return list(found.facts["overrides"]), found
+    return list(asked), None
+
+
+def _facts(ready: Ready) -> dict[str, Any]:
+    folder, project, shared = ready.folder, ready.project, ready.shared
+    return {
+        "id": folder.id,
+        "name": shared.name,
+        "overrides": list(ready.given),
+        "made": folder.facts.get("made", time.time()),
+        "root": str(project.root),
+        "packages": list(project.packages),
+        "configs": [str(one) for one in project.configs],
+        "launcher": plain(shared.cfg.launcher),
+        "sweeper": plain(shared.cfg.sweeper),
+        "tracking": plain(shared.cfg.tracking),
+        "run_root": str(shared.cfg.run_root),
+    }
