@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import heapq
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from samewise.datasets.parts.audio_files import read_audio
 from samewise.recipes.parts.si_sdr import best_assignment, in_order, pairwise_si_sdr, select_assigned, si_sdr
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
+from samewise.recipes.parts.tables import write_csv
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 
@@ -207,10 +207,8 @@ class SeparationScores(Scores):
 
     def save_pictures(self, folder: Path) -> None:
         """Write the worst and best separated mixtures as WAV files, their spectrograms, and a table of all mixtures."""
-        with open(folder / "mixtures.csv", "w", newline="", encoding="utf-8") as handle:
-            table = csv.writer(handle)
-            table.writerow(["mixture", *self._rows[0][1]])
-            table.writerows([name, *(f"{value:.2f}" for value in row.values())] for name, row in self._rows)
+        lines = ([name, *(f"{value:.2f}" for value in row.values())] for name, row in self._rows)
+        write_csv(folder / "mixtures.csv", ("mixture", *self._rows[0][1]), lines)
         shown = {-place: ("worst", signals) for _, place, signals in sorted(self._worst, reverse=True)}
         for _, place, signals in sorted(self._best, reverse=True):
             shown.setdefault(-place, ("best", signals))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.secrets import plain_cell as plain_cell  # for tables that a recipe writes
 
 if TYPE_CHECKING:
     from pathlib import Path

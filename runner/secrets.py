@@ -1,4 +1,4 @@
-"""What is not written down or shown: passwords and tokens; and what would make a terminal do something."""
+"""What is not written down or shown: passwords and tokens; and what would make a terminal or a spreadsheet do something."""
 
 from __future__ import annotations
 
@@ -51,6 +51,18 @@ def printable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(one if one in "\n\t" or not (one in _TURNING or unicodedata.category(one) in ("Cc", "Cs")) else _spelled(one) for one in text)
+
+
+def plain_cell(value: Any) -> Any:
+    """A cell of a CSV file that no spreadsheet takes for a formula: text that begins like one gets an apostrophe before it. Numbers stay."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if len(text) > 1 and text[0] in "=+-@\t\n" else text
+    return text
 
 
 class PlainStream:

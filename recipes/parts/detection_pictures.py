@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
 from samewise.recipes.parts.figures import save_figure, take_literally
+from samewise.recipes.parts.tables import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,11 +72,8 @@ def save_precision_recall(path: Path, found: AveragePrecision, names: Sequence[s
 
 def save_class_precision(path: Path, found: AveragePrecision, names: Sequence[str]) -> None:
     """Write one line a class: its true boxes, and its average precision over all overlaps and at .5."""
-    with open(path, "w", newline="") as handle:
-        table = csv.writer(handle)
-        table.writerow(["label", "class", "boxes", "ap", "ap_50"])
-        for label, mean, at_50 in found.by_class():
-            table.writerow([label, _name(label, names), found.boxes[label], f"{mean:.4f}", f"{at_50:.4f}"])
+    rows = ([label, _name(label, names), found.boxes[label], f"{mean:.4f}", f"{at_50:.4f}"] for label, mean, at_50 in found.by_class())
+    write_csv(path, ("label", "class", "boxes", "ap", "ap_50"), rows)
 
 
 def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], least: float) -> None:

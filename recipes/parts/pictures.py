@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import heapq
 import math
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from samewise.recipes.parts.figures import save_figure
+from samewise.recipes.parts.tables import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,14 +136,13 @@ def save_confusion_matrix(path: Path, confusion: Tensor, names: Sequence[str]) -
 
 def save_class_accuracy(path: Path, confusion: Tensor, names: Sequence[str]) -> None:
     """Write one line a class: its images, how many were right, and the class it was most often mistaken for."""
-    with open(path, "w", newline="") as handle:
-        table = csv.writer(handle)
-        table.writerow(["class", "images", "right", "accuracy", "most often mistaken for", "times"])
-        for number, row in enumerate(confusion.tolist()):
-            images, right = sum(row), row[number]
-            others = [0 if other == number else times for other, times in enumerate(row)]
-            times = max(others)
-            table.writerow([names[number], images, right, f"{right / images:.4f}" if images else "", names[others.index(times)] if times else "", times])
+    lines = list[list[Any]]()
+    for number, row in enumerate(confusion.tolist()):
+        images, right = sum(row), row[number]
+        others = [0 if other == number else times for other, times in enumerate(row)]
+        times = max(others)
+        lines.append([names[number], images, right, f"{right / images:.4f}" if images else "", names[others.index(times)] if times else "", times])
+    write_csv(path, ("class", "images", "right", "accuracy", "most often mistaken for", "times"), lines)
 
 
 def _draw_prediction(axes: Axes, item: _Shown, names: Sequence[str], *, left: float, top: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import html
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from samewise.recipes.parts.figures import save_figure
+from samewise.recipes.parts.tables import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,10 +56,8 @@ class Line:
 
 def save_csv(path: Path, lines: Sequence[Line]) -> None:
     """Write a line an utterance: its recording, both texts, the edits between them, and its loss."""
-    with open(path, "w", newline="", encoding="utf-8") as handle:
-        table = csv.writer(handle)
-        table.writerow(["recording", "reference", "hypothesis", "edits", "characters", "loss"])
-        table.writerows([line.name, line.reference, line.hypothesis, line.edits, len(line.reference), f"{line.loss:.4f}"] for line in lines)
+    head = ("recording", "reference", "hypothesis", "edits", "characters", "loss")
+    write_csv(path, head, ([line.name, line.reference, line.hypothesis, line.edits, len(line.reference), f"{line.loss:.4f}"] for line in lines))
 
 
 def save_html(path: Path, lines: Sequence[Line], *, heading: str) -> None:

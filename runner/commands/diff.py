@@ -52,6 +52,7 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
         "code": sources.differences(first, second),
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
         "steps": len(both),
+        "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.what_is_missing(lines))],
         "parts": None if parting is None else {"step": parting[0], "stage": parting[1], "layer": parting[2], "reason": trace.STAGES[parting[1]]},
     }
 
@@ -67,6 +68,8 @@ def _print(found: dict[str, Any]) -> None:
         print(f"code:        differs in {', '.join(found['code'])}")
     for name, (one, two) in found["metrics"].items():
         print(f"  {name:<24} {_number(one)} | {_number(two)}" + ("" if one == two else "   differs"))
+    for line in found["missing"]:
+        print(f"  {line}")
     parts = found["parts"]
     if not found["steps"]:
         print("trace:       no steps in common")

@@ -68,7 +68,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     if not comparison.wanted:
         raise ConfigError(Problem(str(folder.trace), "the run has no trace to compare with", hint="train with trace.every_steps=1"))
     partings = checkpoint_partings(folder)
-    said = [str(parting) for parting in partings]
+    said = [str(parting) for parting in partings] + ([f"{folder.path}: {comparison.missing}"] if comparison.missing else [])
     unlike = (
         []
         if not args.overrides

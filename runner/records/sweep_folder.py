@@ -25,6 +25,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes, trust
 from samewise.runner.records.files import parse_json, read_json, read_lines, read_mapping, require_shape, write_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.secrets import redact_values
 
 HOME = "sweeps"
 
@@ -107,8 +108,11 @@ class SweepFolder:
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write `sweep.json`, and make the folder."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if json.dumps(redact_values(facts)) != json.dumps(facts):  # it is needed as it is, to go on
+            self.path.chmod(0o700)
         for name in ("configs", "jobs", "logs"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+            (self.path / name).mkdir(exist_ok=True)
         write_json(self.made_by, dict(facts))
         trust.sign(self.made_by)
 

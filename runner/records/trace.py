@@ -122,6 +122,8 @@ class Trace:
 
     def close(self) -> None:
         if self._file:
+            if not self._path.exists() or not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                print(f"warning: {self._path}: was deleted or replaced during training, so the run cannot be compared with others", file=sys.stderr)
             self._file.close()
             self._file = None
 
@@ -147,7 +149,7 @@ def _drop_after(path: Path, *, after: int) -> bool:
     for number in spoilt:
         print(f"warning: {path}: line {number} cannot be read; it is left as it is", file=sys.stderr)
     if at and not end:
-        set_aside(path, "damaged")
+        print(f"warning: {path}: no line can be read; moved to {set_aside(path, 'damaged').name}; a new one begins after step {after}", file=sys.stderr)
     return end > 0
 
 
@@ -202,6 +204,12 @@ def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str
     if lines and max(lines) < last:
         raise damaged(folder.trace, f"it ends at step {max(lines)}, and the run took {steps}")
     return head, lines
+
+
+def what_is_missing(lines: Mapping[int, Any]) -> str:
+    """That a trace does not begin at the first step that it would have, in words; empty where it does."""
+    first, second = [*sorted(lines), 0, 0][:2]
+    return f"its trace begins at step {first}: the steps before were not compared" if second and first != second - first else ""
 
 
 def _linked(chain: int, line: Mapping[str, Any]) -> str:

@@ -54,6 +54,8 @@ class Comparison(Callback):
         self._head, self._lines = trace.read_trace_of(folder)
         self.wanted = sum(steps is None or step <= steps for step in self._lines)
         """How many steps will be compared: those of the trace, which may be every hundredth."""
+        self.missing = trace.what_is_missing(self._lines)
+        """What of the trace is not there, in words."""
         self.compared = 0
         self._to_the_end = steps is None and folder.summary.exists()  # where the weights are compared too
 

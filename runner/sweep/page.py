@@ -6,10 +6,13 @@ import csv
 import html
 import io
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from samewise.runner.errors import Problem, first_line, raised_at
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.secrets import redact
+from samewise.runner.secrets import plain_cell, redact
 from samewise.runner.sweep.comparison import Pages
 from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect
@@ -44,23 +47,33 @@ def page(
     monitor = found[0].point.monitor
     parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", _table(setting_rows(found))]
     if objectives and len(objectives) > 1:
-        parts += ["<h2>Objectives: what no other point beats in all</h2>", objectives_plot(found, objectives), _table(front_rows(found, objectives))]
+        parts += ["<h2>Objectives: what no other point beats in all</h2>", _drawn(objectives_plot, found, objectives), _table(front_rows(found, objectives))]
     if effects:
         parts += [
             "<h2>Effect of each parameter</h2>",
-            effects_plot(found, effects),
+            _drawn(effects_plot, found, effects),
             _table(effect_rows(effects)),
             "<p class=note>The share is eta squared: the part of the variance between settings that lies between the parameter's values, one parameter at a "
             "time. Black: the mean over all settings with the value, and its 95 % interval.</p>",
         ]
     if several:
-        parts += ["<h2>Spread over seeds</h2>", seeds_plot(found)]
+        parts += ["<h2>Spread over seeds</h2>", _drawn(seeds_plot, found)]
     for metric in dict.fromkeys([monitor, "train/loss"]):
-        if plot := curves_plot(found, metric):
+        if plot := _drawn(curves_plot, found, metric):
             parts += [f"<h2>{html.escape(metric)} by step</h2>", plot]
     parts += ["<h2>Every point</h2>", _table(point_rows(found), state=True)]
     head = f'<meta charset="utf-8"><title>{html.escape(folder.id)}</title><style>{_STYLE}</style>'
     return redact("\n".join(["<!doctype html>", f'<html lang="en"><head>{head}</head>', "<body>", *parts, "</body></html>", ""]))
+
+
+def _drawn(plot: Callable[..., str], *given: Any) -> str:
+    """A plot, empty where it cannot be drawn: a warning says why, and the tables are there all the same."""
+    try:
+        return plot(*given)
+    except Exception as error:  # whatever the results are, and matplotlib makes of them
+        reason = f"cannot be drawn: {type(error).__name__}: {first_line(error)}"
+        print(f"warning: {Problem(plot.__name__.replace('_', ' '), reason, hint=raised_at(error))}", file=sys.stderr)
+        return ""
 
 
 def settings_csv(found: Sequence[PointResult]) -> str:
@@ -97,6 +110,6 @@ def _table(rows: Sequence[Row], *, state: bool = False) -> str:
 def _csv(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, columns(rows), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer.writerow({name: plain_cell(name) for name in columns(rows)})
+    writer.writerows({name: plain_cell(value) for name, value in row.items()} for row in rows)
     return redact(out.getvalue())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import subprocess
@@ -20,6 +21,7 @@ from samewise.recipes.parts.average_precision import AveragePrecision
 from samewise.recipes.parts.average_precision import Image as Annotated
 from samewise.runner.records.console import PlainConsole
 from samewise.runner.secrets import PlainStream, plain_output, printable
+from samewise.runner.sweep import page
 
 FORMULAS = ["$b^$", r"\$b^$", "$\\undefined{$", "$$", "a_b^c", r"\frac", "[red]x", "$b^$" * 50]
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b[8mhidden\x1b[0m\x9b2J\u202e"
@@ -83,6 +85,23 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(samewise: Callable[..., Any
     assert "not all pictures could be drawn: ValueError: no such colour" in done.stderr
     (folder,) = tmp_path.glob("runs/*/*")
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+cmd", "-1+1", "@SUM(1)", "\t=1"])
+def test_no_cell_of_a_table_is_a_formula_of_a_spreadsheet_s(name: str, tmp_path: Path) -> None:
+    pictures.save_class_accuracy(tmp_path / "classes.csv", torch.eye(2), [name, "b"])
+    transcripts.save_csv(tmp_path / "said.csv", [transcripts.Line(name, name, name, 0, -1.5)])
+    tables = [(tmp_path / one).read_bytes().decode() for one in ("classes.csv", "said.csv")] + [page._csv([{"metric": name, name: -1.5, "text": "-1.5"}])]
+    for table in tables:
+        cells = [cell for row in csv.reader(io.StringIO(table, newline="")) for cell in row]
+        assert f"'{name}" in cells
+        assert name not in cells
+    assert {"-1.5"} < set(cells)
+
+
+def test_a_plot_that_cannot_be_drawn_leaves_the_report_s_page(capfd: pytest.CaptureFixture[str]) -> None:
+    assert page._drawn(page.seeds_plot, [None]) == ""
+    assert "warning: seeds plot: cannot be drawn: AttributeError" in capfd.readouterr().err
 
 
 def test_an_error_that_repeats_a_name_steers_no_terminal(tmp_path: Path) -> None:

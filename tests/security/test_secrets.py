@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import stat
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from samewise.runner.config.saved import config_of
 from samewise.runner.errors import ConfigError, Problem, describe
 from samewise.runner.records.environment import git_state
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.secrets import redact, redact_values
 
 SECRET = "hunter2x9"
@@ -92,6 +94,15 @@ def test_a_run_gives_no_secret_away_and_can_be_resumed(trained: Path, samewise: 
     assert config_of(RunFolder(folder.parent)).cfg.tracking.tags.api_key == SECRET
     assert folder.parent.stat().st_mode & 0o077 == 0
     assert SECRET not in samewise("show", f"+tracking.tags.api_key={SECRET}").stdout
+
+
+def test_a_sweep_s_folder_is_the_user_s_alone_before_a_secret_is_in_it(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.write_facts({"overrides": ["tracking.uri=https://me:hunter2@host"]})
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    (tmp_path / "other").mkdir(mode=0o755)
+    SweepFolder(tmp_path / "other").write_facts({"overrides": ["seed=1,2"]})
+    assert stat.S_IMODE((tmp_path / "other").stat().st_mode) == 0o755
 
 
 def test_a_link_among_the_artifacts_is_not_sent(trained: Path, samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

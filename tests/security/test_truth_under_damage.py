@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
+
+from samewise.runner.records.trace import Trace
 
 TINY = (
     "experiment=resnet18_digits",
@@ -109,6 +112,29 @@ def test_a_trace_that_is_shorter_than_its_finished_run_is_damaged(samewise, run,
         done = samewise(*command)
         assert (done.returncode, "the same bits" in done.stdout) == (2, False)
         assert f"trace.jsonl: is damaged: {words}" in done.stderr
+
+
+def test_a_trace_that_was_deleted_in_mid_run_is_missed(samewise, original, tmp_path) -> None:
+    run = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True))
+    for one in ("summary.json", "trace.jsonl", "checkpoints/latest", "checkpoints/best"):
+        (run / one).unlink()
+    shutil.rmtree(run / "checkpoints/step-00000006")
+    resumed = samewise("train", *TINY, "name=one", f"run_root={tmp_path / 'runs'}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "trace.jsonl: is missing; a new one begins after step 4" in resumed.stderr
+    for given in (("diff", original, run), ("verify", run)):
+        assert "its trace begins at step 5: the steps before were not compared" in samewise(*given).stdout
+
+
+def test_a_trace_that_is_deleted_while_it_is_written_is_missed(tmp_path, capfd) -> None:
+    trace = Trace(tmp_path / "trace.jsonl", nn.Linear(1, 1))
+    trace.open(0, 0)
+    trace.close()
+    assert not capfd.readouterr().err
+    trace.open(0, 0)
+    (tmp_path / "trace.jsonl").unlink()
+    trace.close()
+    assert "trace.jsonl: was deleted or replaced during training" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("steps", [-5, 0])
