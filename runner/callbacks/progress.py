@@ -1,16 +1,29 @@
-"""What is trained, how far it is and when it will end: a progress bar on a terminal, otherwise a line a minute; and a line for each evaluation."""
+"""What is trained, how far it is and when it will end: a bar on a terminal and in a notebook, otherwise a line a minute; and a line for each evaluation."""
 
 from __future__ import annotations
 
+import html
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records.console import PlainConsole
+from samewise.runner.secrets import printable, redact
+
+_FIRST_S = 10.0
+"""Seconds after which the first line is due: it says when the run will end."""
+
+
+class _Bar(Protocol):
+    """Updates in place."""
+
+    def draw(self, step: int, epoch: str, losses: str) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 @final
@@ -19,15 +32,15 @@ class ProgressBar(Callback):
 
     Args:
         refresh_s: Seconds between two drawings.
-        line_s: Seconds without a line, where there is no terminal, after which one says how far it is.
+        line_s: Seconds without a line, where there is no bar, after which one says how far it is.
     """
 
     def __init__(self, *, refresh_s: float = 0.2, line_s: float = 60.0) -> None:
         self._refresh_s, self._line_s = refresh_s, line_s
         self._console = PlainConsole(stderr=True)
-        self._bar: Progress | None = None
-        self._task: Any = None
+        self._bar: _Bar | None = None
         self._drawn = 0.0
+        self._wait_s = min(_FIRST_S, line_s)
         self._began: tuple[float, int] = (0.0, 0)
 
     def on_start(self, run: RunView) -> None:
@@ -37,32 +50,24 @@ class ProgressBar(Callback):
             self._say(run.label, f"  {run.folder} on {run.device}", f"  {run.parameters:,} parameters, {run.samples:,} samples, {epochs}")
         if run.step and run.is_main:
             self._say(f"resumed at step {run.step} of {run.total_steps}")
-        if sys.stderr.isatty() and run.is_main:
-            columns = (
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[loss]}", markup=False),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
-            self._task = self._bar.add_task(self._epoch(run), total=run.total_steps, completed=run.step, loss="")
-            self._bar.start()
+        if run.is_main and self._console.is_jupyter:
+            self._bar = _NotebookBar(run.total_steps, run.step)
+        elif run.is_main and sys.stderr.isatty():
+            self._bar = _TerminalBar(self._console, run.total_steps, run.step)
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         now = time.monotonic()
-        if self._bar and now - self._drawn > self._refresh_s:
-            self._drawn = now
-            loss = " ".join(f"{name} {value:.4f}" for name, value in outcome.losses.items())
-            self._bar.update(self._task, completed=outcome.step, description=self._epoch(run), loss=loss, refresh=True)
-        elif self._bar is None and run.is_main and now - self._drawn > self._line_s:
-            self._drawn = now
+        if not run.is_main or now - self._drawn <= (self._refresh_s if self._bar else self._wait_s):
+            return
+        self._drawn = now
+        losses = "  ".join(f"{name} {value:.4f}" for name, value in outcome.losses.items())
+        if self._bar:
+            self._bar.draw(outcome.step, self._epoch(run), losses)
+        else:
+            self._wait_s = self._line_s
             per_step = (now - self._began[0]) / (outcome.step - self._began[1])
             ends = time.strftime("%H:%M", time.localtime(time.time() + per_step * (run.total_steps - outcome.step)))
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in outcome.losses.items())
-            self._say(f"{self._epoch(run)}  step {outcome.step} of {run.total_steps}  {shown}  {1 / per_step:.3g} steps/s, ends at about {ends}")
+            self._say(f"{self._epoch(run)}  step {outcome.step} of {run.total_steps}  {losses}  {1 / per_step:.3g} steps/s, ends at about {ends}")
 
     def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
         if run.is_main:
@@ -72,6 +77,7 @@ class ProgressBar(Callback):
 
     def on_end(self, run: RunView) -> None:
         if self._bar:
+            self._bar.draw(run.step, self._epoch(run), "")
             self._bar.stop()
             self._bar = None
 
@@ -83,3 +89,50 @@ class ProgressBar(Callback):
 
     def _epoch(self, run: RunView) -> str:
         return f"epoch {min(run.step // run.steps_per_epoch + 1, run.max_epochs)}/{run.max_epochs}"
+
+
+class _TerminalBar:
+    """Rich's. It is gone when it is stopped."""
+
+    def __init__(self, console: PlainConsole, total: int, step: int) -> None:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[losses]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
+        self._task = self._progress.add_task("", total=total, completed=step, losses="")
+        self._progress.start()
+
+    def draw(self, step: int, epoch: str, losses: str) -> None:
+        self._progress.update(self._task, completed=step, description=epoch, losses=losses, refresh=True)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+class _NotebookBar:
+    """One output of the cell, of HTML that needs no widgets, replaced each time. It stays, as it was at the end."""
+
+    def __init__(self, total: int, step: int) -> None:
+        from IPython.display import display
+
+        self._total, self._first, self._began = total, step, time.monotonic()
+        self._shown: Any = display(self._drawn(step, "", ""), raw=True, display_id=True)
+
+    def draw(self, step: int, epoch: str, losses: str) -> None:
+        self._shown.update(self._drawn(step, epoch, losses), raw=True)
+
+    def stop(self) -> None:
+        pass
+
+    def _drawn(self, step: int, epoch: str, losses: str) -> dict[str, str]:
+        spent = time.monotonic() - self._began
+        left = spent / (step - self._first) * (self._total - step) if step > self._first else 0.0
+        words = [epoch, f"{step}/{self._total}", losses, f"{spent:.0f} s", f"{left:.0f} s left" if left else ""]
+        text = printable(redact("  ".join(filter(None, words))))
+        return {"text/plain": text, "text/html": f"<progress value='{step}' max='{self._total}'></progress> <code>{html.escape(text)}</code>"}

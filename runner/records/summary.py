@@ -31,26 +31,25 @@ def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | N
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         console.print(f"  {name:<{width}}  {value}")
+    level = str(summary["level"])
+    console.print(f"  {LEVELS.get(level, level)}; weights sha256 {summary['weights_sha256']} (step {summary['steps']})", style="dim")
 
 
 def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> list[tuple[str, str]]:
+    """What matters most first: the metric that says what is best, the others, where all of it is, what to do with it."""
     metrics, timings = summary["metrics"], summary["timings"]
-    rows = [(name, f"{value:.4f}") for name, value in metrics["final"].items()]
-    best = metrics["best"]
-    if best and best.get("step") != summary["steps"]:
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in best.items() if name != "step")
-        rows.append(("best", f"{shown} (step {best.get('step', 0):.0f}, by {metrics['monitor']})"))
+    final, best, monitor = metrics["final"], metrics["best"] or {}, metrics["monitor"]
+    rows = [(name, f"{final[name]:.4f}") for name in sorted(final, key=lambda name: name != monitor)]
+    if monitor in best:
+        told = f"(best {best[monitor]:.4f} at step {best['step']:.0f})"
+        rows[:1] = [(monitor, f"{final[monitor]:.4f} {told}")] if monitor in final else [(monitor, told), *rows[:1]]
     rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({timings['step_ms']:.1f} ms per step, including evaluation)"))
     if summary.get("stopped_early"):
         rows.append(("stopped early", summary["stopped_early"]))
-    rows += [
-        ("weights sha256", f"{summary['weights_sha256']} (step {summary['steps']})"),
-        ("promise", LEVELS.get(summary["level"], str(summary["level"]))),
-        ("folder", str(folder.path)),
-    ]
-    if uri:
-        rows.append(("MLflow UI", _ui_command(uri, folder.path.parents[1])))
-    return rows
+    run_root = folder.path.parents[1]
+    run = folder.path.name if run_root == Path("runs") else shlex.quote(str(folder.path))
+    following = [f"samewise eval {run}", f"samewise predict {run} FILE", *([_ui_command(uri, run_root)] if uri else [])]
+    return [*rows, ("folder", str(folder.path)), *zip(("next", "", ""), following, strict=False)]
 
 
 def _ui_command(uri: str, run_root: Path) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from types import SimpleNamespace
 
+import pytest
 import torch
+
+from samewise.runner.callbacks import progress
 
 TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=[progress]"]
 
@@ -29,3 +34,35 @@ def test_a_minute_without_a_word_is_the_most(samewise, tmp_path) -> None:
     done = samewise("train", *TINY, "evaluate.every_epochs=null", f"run_root={tmp_path}")
     assert [line for line in done.stderr.splitlines() if "steps/s" in line] == []
     assert len([line for line in done.stderr.splitlines() if line.startswith("epoch ")]) == 1
+
+
+def test_without_a_terminal_the_end_is_foretold_after_some_steps_and_then_told_once_a_minute(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    bar = progress.ProgressBar()
+    run = SimpleNamespace(
+        is_main=True, step=0, label="a", folder="b", device="cpu", parameters=1, samples=1, total_steps=200, batch_size=1, steps_per_epoch=200, max_epochs=1
+    )
+    bar.on_start(run)
+    for step in range(1, 201):
+        now[0] += 1
+        bar.on_step(run, SimpleNamespace(step=step, losses={"loss": 1.0}))
+    told = [int(found) for found in re.findall(r"step (\d+) of 200 .* ends at about", capfd.readouterr().err)]
+    assert told == [11, 72, 133, 194]
+
+
+def test_the_end_says_what_matters_first_and_the_digest_in_a_quiet_line(samewise, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = samewise("train", *TINY, "max_steps=8")
+    summary = json.loads(next(tmp_path.glob("runs/*/*/summary.json")).read_text())
+    folder = next(tmp_path.glob("runs/*/*/")).relative_to(tmp_path)
+    head, first, *rest = done.stdout.splitlines()
+    final, best = summary["metrics"]["final"], summary["metrics"]["best"]
+    assert head == "finished"
+    accuracy = "valid/accuracy"
+    assert first.split() == [accuracy, f"{final[accuracy]:.4f}", "(best", f"{best[accuracy]:.4f}", "at", "step", f"{best['step']:.0f})"]
+    assert [line.split()[0] for line in rest[:-1]] == ["valid/loss", "valid/accuracy_top5", "steps", "folder", "next", "samewise"]
+    assert rest[-4].split() == ["folder", str(folder)]
+    assert [line.removeprefix("  next").strip() for line in rest[-3:-1]] == [f"samewise eval {folder.name}", f"samewise predict {folder.name} FILE"]
+    assert rest[-1].startswith("  R2: ")
+    assert rest[-1].endswith(f"weights sha256 {summary['weights_sha256']} (step 8)")
