@@ -5,6 +5,7 @@ Torch, MLflow and pandas are imported when a function needs them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +96,14 @@ def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence
     return compose(overrides, project=project.find(packages=packages, configs=config_dirs))
 
 
-def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> Trained:
+def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), fresh: bool = False) -> Trained:
     """Train an experiment, or go on with it, or find it finished, with the bits of `samewise train`.
 
     Args:
         experiment: Overrides, or what `compose` made of them.
         packages: As in `compose`.
         config_dirs: As in `compose`.
+        fresh: Train it again, in a folder beside what is there; nothing is deleted.
 
     Raises:
         ConfigError: with all that is wrong, before anything is trained; or this process cannot give the same bits, and why.
@@ -116,6 +118,7 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
     from samewise.runner.training.prepare import finished, prepare
 
     composed = _composed(experiment, packages, config_dirs)
+    composed = composed.anew() if fresh else dataclasses.replace(composed)  # with the code of now, where one config is trained twice
     with plain_output():
         if settings_are_sound(composed):
             if (done := finished(composed)) is not None:
@@ -176,7 +179,7 @@ def load(
         state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, str(checkpoint)).path)
         classes = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", [])
         predictor = build_predictor(composed, project.find(packages=packages), state, classes=classes, weights=weights)
-    sources.warn_of_changes(folder)
+    sources.warn_of_changes(folder.sources)
     return LoadedRun(predictor.model, Transforms(predictor), composed)
 
 

@@ -49,7 +49,7 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     return {
         "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).cfg), identity(saved.config_of(second).cfg))],
         "environment": environment.differences(read_json(first.environment, shapes.ENVIRONMENT) or {}, read_json(second.environment, shapes.ENVIRONMENT) or {}),
-        "code": sources.differences(first, second),
+        "code": sources.differences(first.sources, second.sources),
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
         "steps": len(both),
         "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.what_is_missing(lines))],

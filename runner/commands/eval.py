@@ -66,7 +66,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     kept = checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint)
     state = checkpoint.load(kept.path)
     run = build(composed, project.find(), folder, alone=True)
-    sources.warn_of_changes(folder)
+    sources.warn_of_changes(folder.sources)
     if args.split not in run.splits:
         raise ConfigError(Problem(f"dataset.{args.split}", "this data set does not have that split", hint="one of: " + ", ".join(run.splits)))
     restore(run, state)

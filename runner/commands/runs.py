@@ -121,7 +121,7 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
         rows.append(
             {
                 "name": one.name,
-                "run": one.run[:8],
+                "run": "-".join([one.run[:8], *one.run.split("-")[1:]]),
                 **told,
                 "state": one.state.value,
                 "step": f"{one.step}/{one.steps}" if one.steps and one.step != one.steps else str(one.step),

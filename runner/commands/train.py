@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from samewise.runner.commands import add_overrides, add_trust, compose_arguments
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.summary import print_summary
 
 
@@ -13,6 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
     add_overrides(parser)
     add_trust(parser)
+    parser.add_argument("--fresh", action="store_true", help="train again, in a folder beside what is there; nothing is deleted")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument(
         "-m", "--multirun", action="store_true", help="run a sweep, like `samewise sweep`; several values (a=1,2) start one without this option"
@@ -35,18 +37,23 @@ commonly used keys:
   loader.num_workers=4       the same bits with any number
   run_root=runs              where runs are kept
 
-Running the same command again resumes a run that was stopped, and reports one that is finished."""
+Running the same command again resumes a run that was stopped, and reports one that is finished.
+With --fresh it is trained again, in a folder beside the first (-2, -3, ...); from then on the latest is the one that is resumed and reported."""
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, unless the overrides make a sweep of it."""
     if args.multirun or _is_sweep(args.overrides):
+        if args.fresh:
+            hint = "name=OTHER sweeps anew; or train one run at a time with --fresh"
+            raise ConfigError(Problem("--fresh", "does not go with a sweep, which goes on with the runs that are there", hint=hint))
         from samewise.runner.commands.sweep import start
 
         return start(args)
     from samewise.runner.training.prepare import prepare
 
     composed = compose_arguments(args, strict=False)
+    composed = composed.anew() if args.fresh else composed
     ready = prepare(composed, as_json=args.json, debug=args.debug)
     if isinstance(ready, Mapping):
         print_summary(ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False)

@@ -76,7 +76,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     )
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project.find(), RunFolder(Path(temporary)))
-        said += [f"the code differs: {line}" for line in sources.list_changes(folder)]
+        said += [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
         foreign = environment.differences(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment)
         if foreign and not args.anyway:
             said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "use `--anyway` to compare them nevertheless"]

@@ -7,7 +7,7 @@ few other places that import Hydra.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.fingerprint import fingerprint_of, is_outside
+from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
 from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, set_for_hydra, without_hydra
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
@@ -27,7 +27,8 @@ from samewise.runner.config.tree import plain
 from samewise.runner.config.yaml_files import require_modest
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import read_text
-from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.folder import RunFolder, beside, latest
+from samewise.runner.records.sources import Code
 from samewise.runner.records.sweep_folder import label as in_words
 
 
@@ -42,6 +43,7 @@ class Composed:
         project: The user's own packages and config folders, as they were when it was composed.
         problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
         label: What was overridden of what decides the result: `lr=0.03 seed=1`; empty where nothing was.
+        place: The run's folder, where that is settled already.
     """
 
     cfg: DictConfig
@@ -50,6 +52,7 @@ class Composed:
     project: Project = field(default_factory=lambda: Project(Path.cwd()))
     problems: tuple[Problem, ...] = ()
     label: str = ""
+    place: Path | None = None
 
     @property
     def name(self) -> str:
@@ -64,14 +67,27 @@ class Composed:
         return cast(dict[str, Any], plain(self.cfg))
 
     @cached_property
+    def code(self) -> Code:
+        """The user's own code that the config reaches, as it was when first asked for."""
+        return reached(self.whole, self.project.packages)
+
+    @cached_property
     def fingerprint(self) -> str:
         """The identity's sha256, in hexadecimal."""
-        return fingerprint_of(self.whole)
+        return combined(fingerprint_of(self.whole), self.code.files)
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        """Where the run is kept: `RUN_ROOT/NAME/FINGERPRINT[:12]`; the latest, where it was trained again beside others."""
+        return RunFolder(self.place or latest(self._first))
+
+    def anew(self) -> Composed:
+        """The same, to be trained again beside all runs of it that are there."""
+        return replace(self, place=beside(self._first))
 
     @property
-    def folder(self) -> RunFolder:
-        """Where the run is kept: `RUN_ROOT/NAME/FINGERPRINT[:12]`."""
-        return RunFolder(Path(self.cfg.run_root) / self.name / self.fingerprint[:12])
+    def _first(self) -> Path:
+        return Path(self.cfg.run_root) / self.name / self.fingerprint[:12]
 
     @property
     def tracking_uri(self) -> str | None:

@@ -1,16 +1,21 @@
-"""An experiment's identity: the part of its config that can change a result, and that part's hash. Imports neither torch nor mlflow."""
+"""An experiment's identity: the part of its config that can change a result, the user's own code that this reaches, and their hash.
+
+Imports neither torch nor mlflow, nor that code.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig
 
-from samewise.runner.config.tree import plain, without
+from samewise.runner.config.tree import flat, plain, without
+from samewise.runner.records import sources
 from samewise.runner.records.files import read_json
 
 OUTSIDE = frozenset(
@@ -69,6 +74,28 @@ def fingerprint_of(whole: dict[str, Any]) -> str:
     """The same of a config that `plain` has made plain."""
     text = json.dumps(_identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def combined(config: str, code: Mapping[str, Any]) -> str:
+    """An experiment's fingerprint: its config's where that reaches no code of the user's, else of both.
+
+    Args:
+        config: The config's.
+        code: The digests of what the code says, by file.
+    """
+    text = json.dumps({"config": config, "code": code}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest() if code else config
+
+
+def targets(whole: Mapping[str, Any]) -> list[str]:
+    """The classes and functions that a plain config names for what can change a result."""
+    return sorted({value for path, value in flat(without(dict(whole), OUTSIDE)) if path.rpartition(".")[2] == "_target_" and isinstance(value, str)})
+
+
+def reached(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.Code:
+    """The user's own code that a plain config reaches by way of these packages."""
+    own = [name for name in targets(whole) if any(name.startswith(f"{package}.") for package in packages)]
+    return sources.reach(own, packages, follows=lambda name: name.partition(".")[0] != "samewise")
 
 
 def identity(cfg: DictConfig) -> dict[str, Any]:

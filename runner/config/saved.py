@@ -31,8 +31,10 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     matching = [
         run
         for run in below(run_root)
-        if run.path.name.startswith(name) or name in (read_mapping(run.tracking, shapes.TRACKING).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
+        if _is_called(run.path.name, name) or name in (read_mapping(run.tracking, shapes.TRACKING).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
     ]
+    if not matching:
+        matching = [run for run in below(run_root) if run.path.name.startswith(name)]
     if not matching:
         matching = [run for run in below(run_root) if run.path.parent.name == name]
     if len(matching) == 1:
@@ -45,6 +47,12 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
     raise ConfigError(Problem("RUN", f"no such run in {run_root}", name, expected, nearest(name, known)))
+
+
+def _is_called(folder: str, name: str) -> bool:
+    """Whether a folder has that name, or begins with it; `3f2a-2` is the second of those that begin with `3f2a`."""
+    (own, _, number), (start, _, wanted) = folder.partition("-"), name.partition("-")
+    return own.startswith(start) and number == wanted
 
 
 def below(run_root: Path) -> Iterator[RunFolder]:

@@ -18,14 +18,18 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from samewise.runner.errors import Interrupted, PeerFailed, Problem, describe
+from samewise.runner.errors import ConfigError, Interrupted, PeerFailed, Problem, describe
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER, PROJECT, end_with_parent
-from samewise.runner.records import locks
+from samewise.runner.records import locks, sources
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.summary import print_summary
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.secrets import plain_output
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
 
 _PATIENCE_S = 120.0
 
@@ -51,6 +55,7 @@ def main(sweep: Path, number: int) -> int:
         configs = [Path(one) for one in facts["configs"] if Path(one).is_dir() and not code_at]
         found = project.find(Path(code_at or facts["root"]), packages=facts["packages"], configs=configs)
         composed = dataclasses.replace(compose.load(folder.config(number)), project=found, overrides=tuple(folder.points()[number].overrides))
+        composed = _of_point(composed, folder, number)
         if alone:
             _wait_for(composed.folder)
         ready = prepare(composed)
@@ -69,6 +74,21 @@ def main(sweep: Path, number: int) -> int:
         if alone and folder.word(number).get("pid") == os.getpid():  # else a launcher that came later has started it again
             folder.note(number, ended=time.time(), exit_code=code, said=said or None)
     return code
+
+
+def _of_point(composed: Composed, sweep: SweepFolder, number: int) -> Composed:
+    """With the folder that the sweep expects the run in.
+
+    Raises:
+        ConfigError: the code, or a file that the config goes by, is other than when the sweep was made.
+    """
+    point = sweep.points()[number]
+    composed = dataclasses.replace(composed, place=Path(point.folder))
+    if composed.fingerprint != point.fingerprint:
+        changed = sources.list_changes(sweep.sources) or ["weights or a checkpoint that its config names"]
+        hint = "restore it, or give the sweep's command again: with other code it is another sweep"
+        raise ConfigError(Problem(point.label, f"this point was made with other content: {'; '.join(changed)}", hint=hint))
+    return composed
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:

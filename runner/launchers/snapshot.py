@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.processes.this_process import PROJECT
-from samewise.runner.records.sources import is_library
+from samewise.runner.records import sources
 
 if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder
@@ -23,7 +23,7 @@ _CONFIGS = "project_configs"
 
 
 def snapshot(sweep: SweepFolder) -> Path:
-    """Copy samewise's own files, and the project's packages and config folders, into SWEEP/code/DIGEST. Installed packages are not copied.
+    """Copy samewise's own files, the project's packages and config folders, and what else its points reach, into SWEEP/code/DIGEST; nothing that is installed.
 
     Args:
         sweep: The sweep's folder; its facts name the packages and the config folders, the first searched first.
@@ -34,11 +34,13 @@ def snapshot(sweep: SweepFolder) -> Path:
     import samewise
 
     packages, configs = sweep.facts.get("packages", ()), sweep.facts.get("configs", ())
-    sources = {"samewise": Path(samewise.__path__[0])}
-    for name in dict.fromkeys(package.partition(".")[0] for package in packages):
+    folders = {"samewise": Path(samewise.__path__[0])}
+    reached = sources.files_in(sweep.sources)
+    for name in dict.fromkeys([*(package.partition(".")[0] for package in packages), *(label.partition("/")[0] for label in reached if "/" in label)]):
         if (folder := _own(name)) is not None:
-            sources[name] = folder
-    found = [(Path(name, file.relative_to(folder)), file) for name, folder in sources.items() for file in _files(folder)]
+            folders[name] = folder
+    found = [(Path(name, file.relative_to(folder)), file) for name, folder in folders.items() for file in _files(folder)]
+    found += [(Path(label), file) for label in reached if "/" not in label and (file := sources.place(label)) is not None]
     for folder in reversed(configs):  # the first, copied last, lies on top
         found += [(Path(_CONFIGS, file.relative_to(folder)), file) for file in _files(Path(folder))]
     settings = _settings(packages, bool(configs))
@@ -68,7 +70,7 @@ def _own(name: str) -> Path | None:
     """Where a package of the project lies; None for an installed one, and for one that is a single file or not there."""
     found = importlib.util.find_spec(name)
     places = list(found.submodule_search_locations or ()) if found else []
-    if not places or is_library(Path(places[0])):
+    if not places or sources.is_library(Path(places[0])):
         return None
     return Path(places[0])
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from samewise.runner.records import own_code
 from samewise.runner.secrets import redact, without_keys
 
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
@@ -24,7 +25,15 @@ VARIABLES = (
 """Those recorded where they are set."""
 
 
-def record(*, device: torch.device, reproducibility: Any, data: Mapping[str, Any], optimizers: Mapping[str, Any]) -> dict[str, Any]:
+def record(
+    *,
+    device: torch.device,
+    reproducibility: Any,
+    data: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+    used: Iterable[str] = (),
+    libraries: Iterable[str] = (),
+) -> dict[str, Any]:
     """Everything about this process's surroundings, as plain values.
 
     Args:
@@ -32,8 +41,11 @@ def record(*, device: torch.device, reproducibility: Any, data: Mapping[str, Any
         reproducibility: The config's settings.
         data: By split: name, size, fingerprint.
         optimizers: By phase: class, implementation of its arithmetic, groups.
+        used: The classes, functions and modules of samewise that the config, or the user's own code, names.
+        libraries: The top-level names of the installed packages that the user's own code imports.
     """
     versions = {name: _version(name) for name in PACKAGES}
+    code = own_code.record(used)
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -45,6 +57,9 @@ def record(*, device: torch.device, reproducibility: Any, data: Mapping[str, Any
         "git": git_state(Path.cwd()),
         "data": data,
         "optimizers": optimizers,
+        "code": code,
+        "code_state": own_code.state(code),
+        "libraries": _libraries(libraries),
     }
     portable = reproducibility.level == "portable"
     found["decides"] = {
@@ -61,7 +76,10 @@ def record(*, device: torch.device, reproducibility: Any, data: Mapping[str, Any
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """What differs, of what can change bits, between two records: sentences."""
     one, two = first.get("decides", {}), second.get("decides", {})
-    return [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in sorted({*one, *two}) if one.get(name) != two.get(name)]
+    said = [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in sorted({*one, *two}) if one.get(name) != two.get(name)]
+    here, there = first.get("libraries", {}), second.get("libraries", {})
+    said += [f"version of {name} was {here[name]!r} and is {there[name]!r}" for name in here if name in there and here[name] != there[name]]
+    return said + own_code.differences(first.get("code", {}), second.get("code", {}))
 
 
 RECORDS_DIFF = "SAMEWISE_GIT_DIFF"
@@ -112,6 +130,18 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _libraries(names: Iterable[str]) -> dict[str, str | None]:
+    """The version of each distribution that has an importable package of one of these names."""
+    left = [name for name in names if name not in NUMERIC and name != "samewise"]
+    found = {name: _version(name) for name in left}
+    if any(version is None for version in found.values()):
+        owners = metadata.packages_distributions()  # reads what every installed package says of its files: slow, and seldom needed
+        for name in [name for name, version in found.items() if version is None]:
+            found.pop(name)
+            found |= {owner: _version(owner) for owner in owners.get(name, ())}
+    return found
 
 
 def _version(package: str) -> str | None:

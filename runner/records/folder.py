@@ -11,9 +11,25 @@ from samewise.runner.errors import ConfigError, Problem, TrainingError
 from samewise.runner.records import locks
 
 
+def latest(first: Path) -> Path:
+    """Where an experiment was trained last: its first folder, or the one of those beside it (`-2`, `-3`, ...) with the highest number."""
+    numbers = _again(first)
+    return first.with_name(f"{first.name}-{max(numbers)}") if numbers else first
+
+
+def beside(first: Path) -> Path:
+    """Where an experiment is to be trained anew, beside all that is there."""
+    return first.with_name(f"{first.name}-{max([1, *_again(first)]) + 1}") if first.exists() or _again(first) else first
+
+
+def _again(first: Path) -> list[int]:
+    """The numbers of the folders of an experiment that was trained again."""
+    return [int(number) for path in first.parent.glob(f"{first.name}-*") if (number := path.name.removeprefix(f"{first.name}-")).isdecimal()]
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """`RUN_ROOT/<experiment name>/<first 12 digits of the fingerprint>/` and what is in it."""
+    """`RUN_ROOT/<experiment name>/<first 12 digits of the fingerprint>/` and what is in it; with `-2`, `-3`, ... where it was trained anew."""
 
     path: Path
 
@@ -29,7 +45,7 @@ class RunFolder:
 
     @property
     def sources(self) -> Path:
-        """Digests of the user's own code that the run was begun with. There only where there is some."""
+        """The user's own code that the run was begun with: the digests of its functions and classes. There only where there is some."""
         return self.path / "sources.json"
 
     @property

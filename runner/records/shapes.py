@@ -31,11 +31,14 @@ ENVIRONMENT = {
     "device?": {"kind?": str},
     "data?": {str: {"classes?": [str]}},
     "git?": dict,
+    "code?": TEXTS,
+    "code_state?": str,
+    "libraries?": {str: (str, None)},
     "fingerprint?": str,
     "level?": str,
     "total_steps?": int,
 }
-SOURCES = TEXTS
+SOURCES = {"config?": str, "files?": {str: TEXTS}}
 TAGS = {str: (str, float, bool, None)}
 TRACKING: dict[str, Any] = {
     "store?": str,

@@ -102,6 +102,11 @@ class SweepFolder:
         return self.path / "sweep.json"
 
     @property
+    def sources(self) -> Path:
+        """The user's own code that its points reach, as digests. There only where there is some."""
+        return self.path / "sources.json"
+
+    @property
     def facts(self) -> dict[str, Any]:
         """`sweep.json`; empty where there is none yet."""
         return read_json(self.made_by, shapes.SWEEP) or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Launcher
+from samewise.runner.records import sources
 from samewise.runner.records import trust as trusted
-from samewise.runner.records.sweep_folder import HOME, SweepFolder, find
+from samewise.runner.records.sweep_folder import HOME, SweepFolder, below, find
 from samewise.runner.sweep.engine import Sweep, refuse_unlisted
 from samewise.runner.sweep.points import Composer, identity
 from samewise.runner.sweep.progress import Watcher
@@ -64,6 +66,8 @@ def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust:
     """
     given, named = _overrides(asked, run_root=run_root, trust=trust)
     space, folder, shared, composer = opened(given, project)
+    if shared.code.files and not folder.made_by.exists():
+        _tell_of_earlier(space, folder, shared, composer, named)
     if named is not None and named.path.resolve() != folder.path.resolve():
         words = f"is a copy, or was begun in another folder than you are in: its command would act on {folder.path}"
         raise ConfigError(Problem(str(named.path), words, hint="change to the folder where it was begun, or name the sweep by its id"))
@@ -76,6 +80,25 @@ def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust:
         refuse_unlisted(launcher, sweeper)
     sweeper.open(space, folder.path, monitor=str(shared.cfg.evaluate.monitor), mode=str(shared.cfg.evaluate.mode.value))
     return Ready(given, project, space, folder, shared, composer, sweeper, launcher)
+
+
+def _tell_of_earlier(space: Space, folder: SweepFolder, shared: Composed, composer: Composer, named: SweepFolder | None) -> None:
+    """Say what is other in the code since the same was swept.
+
+    Raises:
+        ConfigError: it is the earlier sweep that was asked for.
+    """
+    config, _ = identity(space, composer, with_code=False)
+    made = [one for one in ([named] if named else below(folder.path.parents[1])) if sources.config_in(one.sources) == config and one.id != folder.id]
+    if not made:
+        return
+    before = max(made, key=lambda one: one.sources.stat().st_mtime)
+    changed = "; ".join(sources.describe_changes(sources.files_in(before.sources), shared.code.files))
+    if named:
+        hint = "restore it; or give the sweep's overrides again, which makes another sweep"
+        raise ConfigError(Problem(before.id, f"the code is other than when this sweep was made: {changed}", hint=hint))
+    print(f"the code is other than when this was swept before, so this is another sweep: {changed}", file=sys.stderr)
+    print(f"    before: {before.path}\n    now:    {folder.path}", file=sys.stderr)
 
 
 def carry_out(ready: Ready, *, wait: bool, retry_failed: bool) -> bool:

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from samewise.runner.config import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Interrupted, Problem
 from samewise.runner.launchers.base import Job, Launcher, Standing
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.records.sources import require_same
+from samewise.runner.records import sources
+from samewise.runner.records.files import write_json
 from samewise.runner.records.sweep_folder import Point, SweepFolder, label
-from samewise.runner.sweep.points import Composer, compose_points, same_runs, write_configs
+from samewise.runner.sweep.points import Composer, compose_points, identity, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
 from samewise.runner.sweep.results import ENDED, PointResult, State, point_result
 from samewise.runner.sweep.soundness import require_sound
@@ -72,6 +72,9 @@ class Sweep:
             ConfigError: what is wrong with any of them.
         """
         known = self.folder.points()
+        if changed := sources.list_changes(self.folder.sources):
+            hint = "restore it, or sweep anew under another name="
+            raise ConfigError(Problem(self.folder.id, f"the code of some of its points is other now: {'; '.join(changed)}", hint=hint))
         if self.sweeper.listed:
             settings = list(self.sweeper.settings())
             self._add(settings[len(known) // self._seeds :], known, some=len(known) % self._seeds)
@@ -90,7 +93,6 @@ class Sweep:
                 self.folder.note(point.number, ended=None, exit_code=None, said=None, reason=None, began=None)
             elif now.state in ENDED or (now.state in (State.waiting, State.running) and point.number in standing):
                 if now.state in ENDED:
-                    self._require_same_code(now)
                     self.watcher.found(now)
                 else:
                     self._running[point.number] = (point, self._job(point))
@@ -99,11 +101,6 @@ class Sweep:
                 self._todo.append(point)
         to_ask = (self.sweeper.count() or 0) * self._seeds - len(self._points) if not self.sweeper.listed else 0
         return len(self._todo) + max(0, to_ask)
-
-    def _require_same_code(self, ended: PointResult) -> None:
-        """Raise where a run is done that the code of now would not give. A detached launcher's jobs have the code of their submission, whatever it is now."""
-        if ended.state is State.finished and not self.launcher.detached:
-            require_same(ended.point.run, lambda: compose.load(self.folder.config(ended.point.number)).cfg.reproducibility)
 
     def submit(self) -> int:
         """Hand everything over to a detached launcher; the number of jobs."""
@@ -185,6 +182,10 @@ class Sweep:
         require_sound(made, self.project, elsewhere=self.launcher.detached)
         write_configs(made, self.folder)
         points = [one.point for one in made]
+        files = {**sources.files_in(self.folder.sources), **{label: digests for one in made for label, digests in one.composed.code.files.items()}}
+        if files:
+            config, _ = identity(self.space, self.composer, with_code=False)
+            write_json(self.folder.sources, {"config": config, "files": files})
         self.folder.add_points(points)
         if known is self._points:
             self._points.extend(points)

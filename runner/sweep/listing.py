@@ -31,7 +31,7 @@ class Listed:
 
     Args:
         name: Of the experiment.
-        run: The start of its fingerprint.
+        run: The name of its folder: the start of its fingerprint, and which of them it is where it was trained anew.
         label: What was overridden.
         state: Where it stands.
         step: Optimizer steps done.

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of
+from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, without_hydra
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
@@ -62,13 +63,14 @@ class Composer:
         return self._bases[chosen]
 
 
-def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | None = None) -> tuple[str, Composed]:
+def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | None = None, with_code: bool = True) -> tuple[str, Composed]:
     """The sweep's id, and the config that its points share: the experiment's name and a hash of what varies about what.
 
     Args:
         space: What varies.
         composer: Composes; where no choice of a group varies, the points then have little left to compose.
         sweeper: The sweeper's config; the shared one if not given.
+        with_code: Whether other code of the user's makes it another sweep.
 
     Raises:
         ConfigError: what the points share is wrong by itself.
@@ -79,7 +81,7 @@ def identity(space: Space, composer: Composer, *, sweeper: Mapping[str, Any] | N
         raise ConfigError(*problems)
     asked: Mapping[str, Any] = plain(shared.cfg.sweeper) if sweeper is None else sweeper
     told = {
-        "shared": shared.fingerprint,
+        "shared": shared.fingerprint if with_code else fingerprint_of(shared.whole),
         "varied": sorted([part.key, part.text] for part in space.parts if not isinstance(part, str)),
         "sweeper": {key: value for key, value in asked.items() if key != "trials"},  # more of them is the same sweep, longer
         "name": shared.name,

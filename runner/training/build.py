@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.fingerprint import reached, targets
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
@@ -90,10 +91,16 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         level=strategy.level if cfg.reproducibility.deterministic else "none",
         cautions=precision.cautions(),
     )
+    code = composed.code if composed.code.files else reached(composed.whole, project.packages)
     run = Run(
         composed=composed,
         environment=environment.record(
-            device=strategy.device, reproducibility=cfg.reproducibility, data=_data(composed, splits), optimizers=describe(optimizers)
+            device=strategy.device,
+            reproducibility=cfg.reproducibility,
+            data=_data(composed, splits),
+            optimizers=describe(optimizers),
+            used=[*targets(composed.whole), *code.declined],
+            libraries=code.libraries,
         ),
         folder=folder,
         fingerprint=composed.fingerprint,

@@ -31,6 +31,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError, describe
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
+from samewise.runner.records import sources
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.secrets import plain_output
 from samewise.runner.training.agent import outcomes, run_agent
@@ -85,6 +86,8 @@ def _hand_down(composed: Composed, handed: Path, *, as_json: bool) -> None:
             "packages": list(project.packages),
             "configs": [str(folder) for folder in project.configs],
             "overrides": list(composed.overrides),
+            "fingerprint": composed.fingerprint,
+            "folder": str(composed.folder.path),
             "json": as_json,
             "parent": os.getpid(),
         },
@@ -157,13 +160,28 @@ def _agreed(
     if main:
         check()
         done = look()
-        store.set("config", seal(json.dumps({"config": compose.dump(composed), "done": done}).encode(), "what to train"))
+        said = {"config": compose.dump(composed), "done": done, "fingerprint": composed.fingerprint, "folder": str(composed.folder.path)}
+        store.set("config", seal(json.dumps(said).encode(), "what to train"))
         return composed, done
     missing = wait_for(store, ["config"], timeout_s)
     if missing:
         raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 did not say within {timeout_s:g} s what to train", timeout_s))
     said = json.loads(unseal(store.get("config"), "what to train"))
-    return dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said["done"]
+    return _as_agreed(dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said), said["done"]
+
+
+def _as_agreed(composed: Composed, said: Mapping[str, Any]) -> Composed:
+    """With the code and the folder of the process that was asked to train.
+
+    Raises:
+        ConfigError: this rank finds other code.
+    """
+    composed = dataclasses.replace(composed, place=Path(said["folder"]))
+    if composed.fingerprint != said["fingerprint"]:
+        changed = sources.list_changes(composed.folder.sources) or ["it differs from that of the process that was asked to train"]
+        message = f"the code is other than when the run was started: {'; '.join(changed)}"
+        raise ConfigError(Problem(f"rank {os.environ['RANK']}", message, hint="run the command again: with other code it is another run"))
+    return composed
 
 
 @plain_output()
@@ -178,7 +196,7 @@ def main(handed: Path) -> int:
         project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
         sys.path.append(given["root"])
         composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
-        rank(composed, as_json=given["json"], look=lambda: None, check=lambda: None)
+        rank(_as_agreed(composed, given), as_json=given["json"], look=lambda: None, check=lambda: None)
         return 0
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has something to say first

@@ -9,12 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.check import check, settings_are_sound
+from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.saved import answers
-from samewise.runner.errors import DamagedFile
+from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.processes.this_process import is_rank
-from samewise.runner.records import shapes
+from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json
-from samewise.runner.records.sources import require_same
+from samewise.runner.records.own_code import changes as own_changes
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -48,8 +49,8 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
     if sound:
         determinism.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
     if is_rank():
-        return rank(composed, as_json=as_json, look=partial(finished, composed), check=partial(check, composed, project))
-    check(composed, project)
+        return rank(composed, as_json=as_json, look=partial(finished, composed), check=partial(_checked, composed))
+    _checked(composed)
     wanted = processes(composed)
     if wanted > 1:
         return launch(composed, wanted, as_json=as_json, debug=debug)
@@ -63,7 +64,7 @@ def finished(composed: Composed) -> dict[str, Any] | None:
     """The summary of a run that is done. None if it is damaged, which is said, or if run_root is not a folder, which `check` reports.
 
     Raises:
-        ConfigError: it exists and cannot be read now, or was trained with different code.
+        ConfigError: it exists and cannot be read now.
     """
     try:
         summary = read_json(composed.folder.summary, shapes.SUMMARY)
@@ -72,5 +73,23 @@ def finished(composed: Composed) -> dict[str, Any] | None:
         return None
     if summary is None or summary["status"] != "finished" or not answers(composed.folder, composed.cfg):
         return None
-    require_same(composed.folder, lambda: composed.cfg.reproducibility)
+    for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
+        print(f"warning: {told}; the run was trained with the earlier version, `train --fresh` trains it with this one", file=sys.stderr)
     return summary
+
+
+def _checked(composed: Composed) -> None:
+    """Raise what is wrong, and say what is other in the code since the same config was trained."""
+    if edited := sources.edited_since_import(composed.code):
+        hint = "start another process (in a notebook: restart the kernel), or importlib.reload them"
+        raise ConfigError(Problem(", ".join(edited), "was edited after this process had imported it, which would train the earlier version", hint=hint))
+    check(composed, composed.project)
+    if not composed.code.files or composed.folder.path.exists():
+        return
+    before = sources.earlier(composed.folder.path, fingerprint_of(composed.whole))
+    if before is None:
+        return
+    recorded = sources.files_in(before / "sources.json")
+    changed = sources.describe_changes(recorded, composed.code.files) if recorded else ["an earlier version of samewise recorded it in another way"]
+    print(f"the code is other than when this was trained before, so this is another run: {'; '.join(changed)}", file=sys.stderr)
+    print(f"    before: {before}\n    now:    {composed.folder.path}", file=sys.stderr)

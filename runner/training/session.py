@@ -9,12 +9,14 @@ import sys
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from samewise.runner.config import compose
+from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line, memory_asked_for
 from samewise.runner.processes.this_process import on_signals
@@ -82,6 +84,7 @@ def _rehearse(run: Run) -> None:
 
 def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]]) -> str:
     """Lock the folder and write down what is known at the start; the level of the promise."""
+    _require_its_code(run)
     run.folder.create()
     run.recorder.require_folder = held.enter_context(run.folder.hold_lock())
     _write_down(run, surroundings)
@@ -212,7 +215,6 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     _require_alike(run, surroundings)
     before = read_json(run.folder.environment, shapes.ENVIRONMENT)
     differing = environment.differences(before, run.environment) if before else []
-    differing += sources.list_changes(run.folder)
     if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
         if run.config.reproducibility.other_environment == "refuse":
             raise ConfigError(
@@ -236,9 +238,24 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         run.folder.path.chmod(0o700)
     write_atomically(run.folder.config, saved)
     trust.sign(run.folder.config)
-    code = sources.record(run.composed.project.packages)
-    if code or run.folder.sources.exists():
-        write_json(run.folder.sources, code)
+    _write_code(run)
+
+
+def _require_its_code(run: Run) -> None:
+    """Raise where the user's own code was edited since training was asked for: what has been imported may not be what the run is named after."""
+    edited = sources.describe_changes(run.composed.code.files, replace(run.composed).code.files)
+    if edited:
+        raise ConfigError(Problem(str(run.folder.path), f"the code was edited while the run was starting: {'; '.join(edited)}", hint="run the command again"))
+
+
+def _write_code(run: Run) -> None:
+    """Leave the user's own code in the folder, as digests."""
+    code = run.composed.code
+    sources.note_imported(code)
+    for name in sources.not_shown(code, run.composed.project.packages) if code.files else ():
+        print(f"warning: {name} was imported by a name that only appears when the code runs; to later runs, changes in it are no changes", file=sys.stderr)
+    if code.files:
+        write_json(run.folder.sources, {"config": fingerprint_of(run.composed.whole), "files": code.files})
 
 
 def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:

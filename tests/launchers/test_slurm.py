@@ -147,9 +147,10 @@ def test_a_run_whose_node_goes_down_ends_on_another_with_the_code_that_was_submi
     node = cluster.call("squeue", "-h", "-j", job, "-o", "%N")
     cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     try:
-        done = samewise("sweep", *sweep, "--wait", "--json")
-        (point,) = json.loads(done.stdout)["points"]
-        assert (point["state"], point["tries"]) == ("finished", 2)
+        (made,) = (tmp_path / "sweeps").iterdir()
+        cluster.wait_for("its end", lambda: states(samewise, made) == ["finished"])
+        (point,) = points(samewise, made)
+        assert point["tries"] == 2
         assert {cluster.call("squeue", "-h", "-r", "--states=all", "-j", job, "-o", "%N")} == {"n1", "n2"} - {node}
     finally:
         cluster.call("scontrol", "update", f"NodeName={node}", "State=RESUME")

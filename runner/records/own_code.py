@@ -1,0 +1,58 @@
+"""samewise's own code, as a part of the environment that decides bits: the files that a run computes with, by what they say. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from samewise.runner.records import sources
+
+ROOTS = ("samewise.runner.training.loop", "samewise.runner.training.build")
+_SILENT = re.compile(
+    r"samewise\.runner\.(cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|secrets|sweep|sweepers|tracking"
+    r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|prepare|reporter))(\.|$)"
+)
+"""Modules that compute nothing: what they do is in a config, on paper or on the screen."""
+
+
+def record(used: Iterable[str]) -> dict[str, str]:
+    """A digest for each file of samewise that a run computes with.
+
+    Args:
+        used: Classes, functions and modules that its config, or the user's own code, names; those that are not samewise's do not count.
+    """
+    own = [name for name in used if name.startswith("samewise.")]
+    files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
+    return {label: _digest(digests) for label, digests in files.items()}
+
+
+def state(record: Iterable[str]) -> str:
+    """One digest of the bytes of these files: where it is as it was, nothing needs to be parsed."""
+    return sources.raw_state(record)
+
+
+def changes(environment: Mapping[str, Any]) -> list[str]:
+    """What is other now in the code of samewise that a run computed with: a sentence, or nothing.
+
+    Args:
+        environment: The run's record.
+    """
+    before: Mapping[str, str] = environment.get("code", {})
+    if not before or environment.get("code_state") == state(before):
+        return []
+    found = sources.present(before)
+    return differences(before, {label: _digest(digests) for label, digests in found.items()})
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Where two records differ, as far as both have a file: a sentence, or nothing."""
+    names = [label for label in before if label in now and before[label] != now[label]]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return [f"samewise's own code is other: {', '.join(names[:5])}{more}"] if names else []
+
+
+def _digest(digests: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:16]
