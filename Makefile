@@ -8,7 +8,11 @@ BIN := $(VENV)/bin
 
 # One thread a process: on few cores, several torch processes with a thread per core each are slower, not faster. Bytecode is written, whatever the shell says:
 # each of the many processes that tests start would compile all of samewise anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+# A file's tests share what is costly to make, a training say: they stay with one worker. The slow ones are few and long: a free worker takes them from another.
+TOGETHER := --dist loadfile
+APART := --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-changed test-slow test-all bench mutants lint types format lock clean
@@ -22,16 +26,16 @@ demo: install ## train a ResNet on handwritten digits (about a minute of trainin
 	$(BIN)/samewise train experiment=resnet18_digits
 
 test: install ## run the tests that are fast enough for every change (minutes on two cores)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(TOGETHER) -m "not slow"
 
 test-changed: install ## run the fast tests that what differs from main can touch (BASE=HEAD: what is not committed)
-	@files=$$($(BIN)/python tests/changed.py $(or $(BASE),main)) && if [ -n "$$files" ]; then $(PYTEST) -m "not slow" $$files; else echo "no test is touched"; fi
+	@files=$$($(BIN)/python tests/changed.py $(or $(BASE),main)) && if [ -n "$$files" ]; then $(PYTEST) $(TOGETHER) -m "not slow" $$files; else echo "no test is touched"; fi
 
 test-slow: install ## run the slower tests that CI runs too; some install packages into scratch environments
-	$(PYTEST) -m "slow and not long"
+	$(PYTEST) $(APART) -m "slow and not long"
 
 test-all: install ## run all tests
-	$(PYTEST)
+	$(PYTEST) $(APART)
 
 bench: install ## measure: time per step and time to the first step, as ratios
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done

@@ -154,7 +154,7 @@ def test_without_torchcodec_or_ffmpeg_it_says_what_to_install(root, monkeypatch,
 
 def test_a_video_model_trains_on_them(samewise, root, tmp_path):
     settings = ["dataset.num_classes=2", "dataset.frames=4", "transforms.resize=[24,32]", "transforms.size=16", "batch_size=2", "max_steps=2"]
-    choices = ["dataset=video_folder", "transforms=clips", "model=mc3_18", "tracking=none", "evaluate.pictures=false"]
+    choices = ["dataset=video_folder", "transforms=clips", "model=mc3_18", "tracking=none"]
     done = samewise("train", *choices, f"dataset.root={root}", *settings, f"run_root={tmp_path}", "--json")
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout.splitlines()[-1])

@@ -86,6 +86,7 @@ def test_thumbnails_are_stretched_to_the_whole_range_and_flat_images_are_no_erro
     assert made[1].unique().tolist() == [0]
 
 
+@pytest.mark.slow
 def test_the_recipe_does_not_import_matplotlib_before_it_draws():
     code = "import sys, samewise.recipes.classification; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode == 0

@@ -81,6 +81,7 @@ def test_a_rank_that_dies_is_told_or_made_good(samewise, tmp_path):
     assert json.loads(finished.stdout)["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
 
 
+@pytest.mark.slow  # of ranks that a test has started: test_any_number_of_ranks.py
 @pytest.mark.timeout(300)
 def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
     never = ("checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.keep_best=0")

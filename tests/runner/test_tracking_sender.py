@@ -161,6 +161,7 @@ def test_a_sender_forked_by_a_shared_process_sees_the_trainer_die_and_outlives_w
     assert store.status(run) == "FINISHED"
 
 
+@pytest.mark.slow
 def test_where_the_shared_process_is_gone_a_run_starts_a_sender_of_its_own(folder: RunFolder, store: Store, shared: SenderParent) -> None:
     shared.close()
     assert not Path(shared.address).parent.exists()
@@ -300,6 +301,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in ch
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_that_start_on_a_fresh_file_find_one_whole_store(tmp_path: Path) -> None:
     fresh = Store(tmp_path / "deep" / "mlflow.db")
     done = subprocess.run([sys.executable, "-c", EIGHT, fresh.uri], capture_output=True, text=True, timeout=100, check=False)

@@ -34,6 +34,7 @@ def strange(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_training_imports_nothing_from_the_current_folder(strange: Path) -> None:
     done = run("train", *TINY, "model.width=4", f"run_root={strange / 'runs'}", folder=strange)
     assert done.returncode == 0, done.stderr + done.stdout

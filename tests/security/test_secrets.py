@@ -105,6 +105,7 @@ def test_a_sweep_s_folder_is_the_user_s_alone_before_a_secret_is_in_it(tmp_path:
     assert stat.S_IMODE((tmp_path / "other").stat().st_mode) == 0o755
 
 
+@pytest.mark.slow
 def test_a_link_among_the_artifacts_is_not_sent(trained: Path, samewise: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file, a folder and the config itself."""
     (tmp_path / "keys").mkdir()
@@ -150,6 +151,7 @@ def theirs() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_sync_sends_no_token_to_an_address_that_a_received_run_names(
     trained: Path, theirs: tuple[str, list[str]], samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

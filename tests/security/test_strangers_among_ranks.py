@@ -132,6 +132,7 @@ def listening(process: psutil.Process) -> list[tuple[str, int]]:
     return [tuple(one.laddr) for each in family for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN]
 
 
+@pytest.mark.slow
 def test_ranks_of_one_machine_listen_to_it_alone_and_unpickle_nothing_from_their_store(training, tmp_path) -> None:
     places = listening(training)
     assert places
