@@ -22,6 +22,7 @@ from samewise.runner.config import overrides as faults
 from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
 from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, set_for_hydra, without_hydra
 from samewise.runner.config.project import Project
+from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import plain
 from samewise.runner.config.yaml_files import require_modest
@@ -120,6 +121,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     chosen = choices_in(cfg)
     problems += set_for_hydra(cfg.hydra)
     cfg = without_hydra(cfg)
+    require_modest_references(cfg)
     problems += faults.unresolvable(cfg)
     if problems and strict:
         raise ConfigError(*problems)

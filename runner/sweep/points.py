@@ -20,6 +20,7 @@ from samewise.runner.config.compose import Composed, compose, dump_plain, label_
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, without_hydra
 from samewise.runner.config.project import Project
+from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.sweep_folder import Point, SweepFolder
@@ -59,7 +60,9 @@ class Composer:
         if chosen not in self._bases:
             cfg = root_config(self._loader, chosen)
             choices = choices_in(cfg)
-            self._bases[chosen] = (without_hydra(cfg), choices)
+            cfg = without_hydra(cfg)
+            require_modest_references(cfg)
+            self._bases[chosen] = cfg, choices
         return self._bases[chosen]
 
 

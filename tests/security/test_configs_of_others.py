@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -106,9 +107,41 @@ def test_a_file_that_unfolds_without_measure_is_refused(kind: str, samewise: Cal
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
 
 
+AGAIN = {
+    "texts": "${param_groups.aN}${param_groups.aN}",
+    "relative": "${.aN}${.aN}",
+    "selected": "${oc.select:param_groups.aN,x}${oc.select:param_groups.aN}",
+    "by name": "${${param_groups.n}.aN}${${param_groups.n}.aN}",
+    "mappings": {"l": "${param_groups.aN}", "r": "${param_groups.aN}"},
+    "lists": ["${param_groups.aN}", "${param_groups.aN}"],
+}
+"""A value that repeats the one before it."""
+
+
+@pytest.mark.parametrize("kind", AGAIN)
+@pytest.mark.parametrize("command", ["show", "sweep"])
+def test_values_that_double_each_other_by_reference_are_refused(kind: str, command: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    again = json.dumps(AGAIN[kind])
+    doubling = "".join(f"  a{number}: {again.replace('aN', f'a{number - 1}')}\n" for number in range(1, 40))
+    folder = theirs(f"param_groups:\n  n: param_groups\n  a0: xxxxxxxxxx\n{doubling}")
+    done = samewise(command, "experiment=x", "--config-dir", folder, *(["seed=1,2", "--list"] if command == "sweep" else []))
+    assert done.returncode == 2, done.stdout
+    assert "param_groups.a" in done.stderr
+    assert "would not fit into memory" in done.stderr
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
+
+
+@pytest.mark.parametrize("text", ["".join(f"  a{one + 1}: ${{param_groups.a{one}}}\n" for one in range(2000)), "  a0: ${${param_groups.a0}.x}\n"])
+def test_values_that_refer_to_each_other_without_end_are_refused(text: str, samewise: Callable[..., Any], theirs: Callable[[str], Path]) -> None:
+    done = samewise("show", "experiment=x", "--config-dir", theirs(f"param_groups:\n{text}"))
+    assert done.returncode == 2
+    assert "refer to each other in too long a chain" in done.stderr
+
+
 def test_a_saved_config_whose_values_double_each_other_is_refused() -> None:
     """2 ** 60 letters, by interpolation."""
-    text = "name: " + "x" * 10 + "\n" + "".join(f"a{number}: ${{a{number - 1}}}${{a{number - 1}}}\n" for number in range(1, 60))
+    text = "name: " + "x" * 10 + "\n" + "".join(f"a{number}: ${{a{number - 1}}}${{a{number - 1}}}\n" for number in range(1, 40))
     with pytest.raises(ConfigError, match="refers to others"):
         parse(text, "config.yaml")
 

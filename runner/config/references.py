@@ -1,0 +1,98 @@
+"""How much a config comes to once its `${...}` are followed: a few lines in which each value repeats another twice are more than a machine holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from samewise.runner.errors import ConfigError, Problem
+
+LARGEST = 5_000_000
+"""Characters and values of a whole config: a hundred times those of the largest here."""
+
+LINKS = 50
+"""References in a row: following a chain takes time by the square of its length."""
+
+_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+_SHORT = 200
+"""Characters of a value that may be a part of another's path."""
+
+
+def require_modest_references(cfg: DictConfig) -> None:
+    """Follow all references without making what they lead to.
+
+    Raises:
+        ConfigError: the config would come to more than `LARGEST`, or its references lead from one to the next more than `LINKS` times.
+    """
+    whole = OmegaConf.to_container(cfg, resolve=False)
+    known = dict[tuple[str, ...], tuple[int, int]]()
+    try:
+        size, links = _measured(whole, (), whole, known)
+    except RecursionError:
+        size, links = 0, LINKS + 1
+    if links > LINKS:
+        hint = "refer to the first of them"
+        raise ConfigError(Problem("", "values of the config refer to each other in too long a chain", expected=f"at most {LINKS} in a row", hint=hint))
+    if size >= LARGEST:
+        path = max((path for path, (size, _) in known.items() if size >= LARGEST), key=len)
+        words = "repeats other values so often that it would not fit into memory"
+        raise ConfigError(Problem(".".join(path), words, _at(whole, path), f"a config of at most {LARGEST:,} characters, all its ${{...}} followed"))
+
+
+def _measured(whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str, ...], tuple[int, int]]) -> tuple[int, int]:
+    """(characters and values below a path, as far as `LARGEST`; references in a row). Nothing for a value that leads to itself, which is told elsewhere."""
+    if path not in known:
+        known[path] = 0, 0
+        if isinstance(node, str) and "${" in node:
+            parts, given = _followed(whole, path, node, known)
+            size, links = sum(size for size, _ in parts) + len(given), 1 + max((links for _, links in parts), default=0)
+        elif isinstance(node, Mapping | list):
+            items = cast(Mapping[Any, Any], node).items() if isinstance(node, Mapping) else enumerate(cast(list[Any], node))
+            parts = [_measured(whole, (*path, str(key)), part, known) for key, part in items]
+            size, links = sum(size for size, _ in parts), max((links for _, links in parts), default=0)
+        else:
+            size, links = len(str(node)), 0
+        known[path] = min(1 + size, LARGEST), links
+    return known[path]
+
+
+def _followed(whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[str, ...], tuple[int, int]]) -> tuple[list[tuple[int, int]], str]:
+    """What each reference in a text comes to, the innermost first, as what one gives may be a part of another's path; and the text that is left."""
+    parts = list[tuple[int, int]]()
+    while found := _INNERMOST.search(text):
+        before, after = text[: found.start()], text[found.end() :]
+        target = _target(found[1], path)
+        parts.append(_measured(whole, target, _at(whole, target), known))
+        is_part = before.rfind("${") > before.rfind("}")
+        text = before + (_text_at(whole, target) if is_part and parts[-1][0] <= _SHORT else "") + after
+    return parts, text
+
+
+def _target(reference: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    """Where a reference leads: `a.b`, `a[0]`, `..b`, `oc.select:a.b,DEFAULT`."""
+    name = reference.partition(":")[2].partition(",")[0] if ":" in reference else reference
+    name = name.strip()
+    dots = len(name) - len(name.lstrip("."))
+    return (*(path[:-dots] if dots else ()), *(part for part in re.split(r"[.\[\]]", name[dots:]) if part))
+
+
+def _at(whole: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        if isinstance(whole, Mapping):
+            whole = cast(Mapping[str, Any], whole).get(part)
+        elif isinstance(whole, list) and part.isdecimal() and int(part) < len(cast(list[Any], whole)):
+            whole = whole[int(part)]
+        else:
+            return None
+    return whole
+
+
+def _text_at(whole: Any, path: tuple[str, ...]) -> str:
+    """The text at a path, its own references replaced. It is short, so they are few."""
+    text = str(_at(whole, path))
+    while found := _INNERMOST.search(text):
+        text = text[: found.start()] + _text_at(whole, _target(found[1], path)) + text[found.end() :]
+    return text
