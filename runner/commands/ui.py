@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ import urllib.request
 import webbrowser
 from pathlib import Path
 from typing import IO
+from urllib.parse import unquote, urlsplit
 
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 
@@ -54,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
             webbrowser.open(uri)
         return 0
     _require_store(uri)
+    _warn_of_places(uri)
     port = _port(args.port)
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
     server = subprocess.Popen(
@@ -92,6 +96,27 @@ def _require_store(uri: str) -> None:
     file = sqlite_file(uri)
     if file is not None and not (file.is_file() and file.stat().st_size):
         raise ConfigError(Problem("--run-root", "there is no MLflow store here yet", str(file), "a store made by a training run", _MAKE_ONE))
+
+
+def _warn_of_places(uri: str) -> None:
+    """Say which folders besides its own a store has MLflow show: in one that was received, a stranger has chosen them."""
+    from samewise.runner.tracking.address import sqlite_file
+
+    file = sqlite_file(uri)
+    if file is None:
+        return
+    home = file.absolute().parent.resolve()
+    try:
+        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as store:
+            named = [str(row[0]) for row in store.execute("SELECT artifact_location FROM experiments UNION SELECT artifact_uri FROM runs") if row[0]]
+    except sqlite3.Error:  # MLflow says what is wrong with it
+        return
+    local = [Path(unquote(urlsplit(one).path)) for one in named if urlsplit(one).scheme in ("", "file")]
+    outside = sorted({str(one) for one in local if not one.resolve().is_relative_to(home)})
+    if outside:
+        words = f"the store has MLflow show files outside of its folder, to whoever on this machine opens the page: {', '.join(outside[:3])}"
+        rest = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
+        print(f"warning: {Problem(str(file), words + rest, hint='if you did not choose these places, press Ctrl-C')}", file=sys.stderr)
 
 
 def _port(asked: int | None) -> int:

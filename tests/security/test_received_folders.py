@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from samewise.runner.commands.ui import _warn_of_places
 from samewise.runner.records import trust
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
@@ -161,6 +164,23 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_named(samewise, run, sweep)
         assert "points.jsonl: the line of point 0 is damaged or missing" in done.stderr
     (sweep / "sweep.json").unlink()
     assert "there is no sweep.json in it" in samewise("sweep", sweep, "--status").stderr
+
+
+def test_the_ui_tells_which_folders_besides_its_own_a_store_has_it_show(tmp_path, capfd) -> None:
+    file = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(file)) as store:
+        store.executescript("CREATE TABLE experiments (artifact_location); CREATE TABLE runs (artifact_uri)")
+        store.execute("INSERT INTO experiments VALUES (?), (?), ('mlflow-artifacts:/1'), ('s3://mine/1')", (str(tmp_path / "mlartifacts" / "1"), None))
+        store.commit()
+        _warn_of_places(f"sqlite:///{file}")
+        assert not capfd.readouterr().err
+        store.execute("INSERT INTO runs VALUES ('file:///home/me/%2Essh'), (?)", (f"{tmp_path}/mlartifacts/../../secret",))
+        store.commit()
+    _warn_of_places(f"sqlite:///{file}")
+    told = capfd.readouterr().err
+    assert "mlflow.db: the store has MLflow show files outside of its folder" in told
+    assert "/home/me/.ssh" in told
+    assert "/secret" in told
 
 
 def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(samewise, run) -> None:
