@@ -56,10 +56,12 @@ class Precision:
         self.scale(torch.zeros((), device=device))  # a process that computes no loss (a pipeline's first stage) has a scale from the beginning too
 
     def cautions(self) -> list[Problem]:
-        """What a person should know of it, where it does nothing on the device."""
-        if not self._tf32 or self._device == "cuda":
+        """What a person should know of it, where it does not do on the device what it is for."""
+        if self._device == "cuda":
             return []
-        return [Problem("precision.tf32", "has no effect on the CPU, which computes in full single precision", True, hint="precision=fp32")]
+        found = [Problem("precision.tf32", "has no effect on the CPU, which computes in full single precision", True, hint="precision=fp32")]
+        slow = "is made for GPUs: most CPUs have no arithmetic in it, and convert before and after every operation"
+        return [*(found if self._tf32 else ()), *([Problem("precision.dtype", slow, "float16", hint="precision=fp32")] if self._dtype is torch.float16 else ())]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of every forward pass, in training and evaluation."""

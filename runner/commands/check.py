@@ -10,7 +10,9 @@ from samewise.runner.commands import add_overrides, compose_arguments
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
-    parser.add_argument("--static", action="store_true", help="only read the config: build nothing, load no data")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--strict", action="store_true", help="fail on warnings too: settings that cannot do what they say")
+    how.add_argument("--static", action="store_true", help="only read the config: build nothing, load no data")
     parser.add_argument("--json", action="store_true", help="print {name, fingerprint, problems, notes} as JSON")
     parser.epilog = """\
 examples:
@@ -41,11 +43,12 @@ def run(args: argparse.Namespace) -> int:
             if not args.json:
                 raise
             found = list(error.problems)
+    warned = args.strict and any(note.startswith("warning: ") for note in notes)
     if args.json:
         told = [{key: value for key, value in vars(problem).items() if value not in ("", ...)} for problem in found]
         print(json.dumps({"name": composed.name, "fingerprint": composed.fingerprint, "problems": told, "notes": notes}, indent=2, default=str))
-        return ConfigError.exit_code if found else 0
+        return ConfigError.exit_code if found or warned else 0
     if found:
         raise ConfigError(*found)
     print("\n  ".join([f"no problems found in {composed.name} ({composed.fingerprint[:12]})", *notes]))
-    return 0
+    return ConfigError.exit_code if warned else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 
 from samewise.runner.commands import add_overrides, add_trust, compose_arguments
@@ -44,6 +45,8 @@ With --fresh it is trained again, in a folder beside the first (-2, -3, ...); fr
 def run(args: argparse.Namespace) -> int:
     """Train, unless the overrides make a sweep of it."""
     if args.multirun or _is_sweep(args.overrides):
+        for said in (text for text in args.overrides if text.startswith("callbacks=") and not args.multirun):
+            print(f"note: {said} is a training for each; one training with all of them is 'callbacks=[{said.partition('=')[2]}]'", file=sys.stderr)
         if args.fresh:
             hint = "name=OTHER sweeps anew; or train one run at a time with --fresh"
             raise ConfigError(Problem("--fresh", "does not go with a sweep, which goes on with the runs that are there", hint=hint))

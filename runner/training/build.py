@@ -89,7 +89,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
         log_every_steps=cfg.tracking.log_every_steps,
         level=strategy.level if cfg.reproducibility.deterministic else "none",
-        cautions=precision.cautions(),
+        cautions=[*precision.cautions(), *(schedule.cautions() if "debug" not in composed.choices else ())],  # a reduced training is shorter on purpose
     )
     code = composed.code if composed.code.files else reached(composed.whole, project.packages)
     run = Run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -194,3 +194,18 @@ def test_a_label_without_a_class_is_told_by_the_setting_that_counts_classes() ->
     problem = misfit(caught.value)
     assert problem.path == "dataset.num_classes"
     assert "the label 7" in problem.message
+
+
+def test_strict_fails_where_a_setting_cannot_do_what_it_says(samewise: Callable[..., Any]) -> None:
+    command = ["check", "dataset=digits", "model=resnet20_cifar", "model.width=2", "transforms=images", "batch_size=512", "evaluate.batch_size=64"]
+    late = ["scheduler=warmup_cosine", "max_epochs=2", "precision=fp16", "device=cpu"]
+    for strict, code in ((["--strict"], 2), ([], 0)):
+        done = samewise(*command, *late, *strict)
+        assert done.returncode == code
+        for told in ("scheduler.milestones", "scheduler.schedules.warmup.duration: training has 2 epochs for it", "precision.dtype"):
+            assert f"warning: {told}" in done.stdout
+    done = samewise("train", "callbacks=default,ema", "--fresh")
+    assert "note: callbacks=default,ema is a training for each; one training with all of them is 'callbacks=[default,ema]'" in done.stderr
+    done = samewise(*command, "--strict")
+    assert done.returncode == 0
+    assert "warning" not in done.stdout

@@ -394,3 +394,36 @@ def test_the_warm_up_choices_follow_an_override_by_name() -> None:
     with pytest.raises(ConfigError) as caught:
         choice("warmup_multi_step", "scheduler.schedules.decay.milestones=[5,3]")
     assert [problem.path for problem in caught.value.problems] == ["scheduler.schedules.decay.milestones"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "total", "told"),
+    [
+        (LinearWarmup(duration=5), 5, []),
+        (LinearWarmup(duration=6), 5, ["scheduler.duration"]),
+        (LinearWarmup(duration=900, within_first_epoch=True, unit="step"), 5, []),
+        (ConstantWarmup(duration=21, unit="step"), 5, ["scheduler.duration"]),
+        (Step(step_size=4), 5, []),
+        (Step(step_size=5), 5, ["scheduler.step_size"]),
+        (MultiStep(milestones=[2, 4]), 5, []),
+        (MultiStep(milestones=[2, 5]), 5, ["scheduler.milestones"]),
+        (Cosine(t_max=5), 5, []),
+        (Cosine(t_max=6), 5, ["scheduler.t_max"]),
+        (Cosine(), 1, []),
+        (Polynomial(total=6), 5, ["scheduler.total"]),
+        (Sequential(schedules={"warmup": LinearWarmup(duration=2), "decay": Cosine()}, milestones=[2]), 5, []),
+        (
+            Sequential(schedules={"warmup": LinearWarmup(duration=5), "decay": Cosine(t_max=9)}, milestones=[5]),
+            2,
+            ["scheduler.milestones", "scheduler.schedules.warmup.duration"],
+        ),
+        (Sequential(schedules={"warmup": LinearWarmup(duration=2), "decay": Cosine(t_max=4)}, milestones=[2]), 5, ["scheduler.schedules.decay.t_max"]),
+        (Chained(schedules=[LinearWarmup(duration=9, unit="step"), MultiStep(milestones=[7])]), 5, ["scheduler.schedules.1.milestones"]),
+        (ByOptimizer(schedules={"main": Step(step_size=9)}), 5, ["scheduler.schedules.main.step_size"]),
+    ],
+)
+def test_what_a_schedule_is_set_to_do_after_the_end_of_training_is_told(schedule: Schedule, total: int, told: list[str]) -> None:
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule.begin({"main": optimizer}, steps_per_epoch=STEPS_PER_EPOCH, total_steps=total * STEPS_PER_EPOCH)
+    found = schedule.cautions()
+    assert [problem.path for problem in found] == told

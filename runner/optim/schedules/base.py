@@ -111,6 +111,31 @@ class Schedule(abc.ABC):
             # looked up each time: Optimizer.load_state_dict replaces the dicts
             _assign(self._optimizers[group.optimizer].param_groups[group.index], options)
 
+    def needs(self) -> Mapping[str, int]:
+        """By setting: how long training must be, in `unit`, for it to do what it says; those that always do are left out."""
+        return {}
+
+    def parts(self) -> Mapping[str, tuple[Schedule, int]]:
+        """By name: the schedules that this one is made of, each with the step at which it begins."""
+        return {}
+
+    def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
+        """What it is set to do and will not, because training ends before.
+
+        Args:
+            path: Its place in the config.
+            steps: How many steps of training it has; None: its whole span.
+        """
+        left = self.span.total_steps if steps is None else steps
+        length = Span(self.span.steps_per_epoch, left).length(self.unit)
+        words = f"training has {length} {self.unit}{'s' * (length != 1)} for it, and ends before it has done what it says"
+        hint = f"at most {length}; or a longer training; or another scheduler"
+        found = [Problem(f"{path}.{name}", words, getattr(self, name), hint=hint) for name, least in self.needs().items() if least > length]
+        for name, (schedule, start) in self.parts().items():
+            if start < left:  # else its beginning is what is told of
+                found += schedule.cautions(f"{path}.schedules.{name}", min(schedule.span.total_steps, left - start))
+        return found
+
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Hear how good the model is; only a plateau listens."""
 

@@ -41,6 +41,12 @@ class Sequential(Schedule):
             # shortened training may end before a part begins: that part is then never asked
             schedule.attach(Span(span.steps_per_epoch, max(1, end - start)), groups)
 
+    def needs(self) -> Mapping[str, int]:
+        return {"milestones": max(self.milestones, default=0) + 1}
+
+    def parts(self) -> Mapping[str, tuple[Schedule, int]]:
+        return {name: (schedule, start) for (name, schedule), start in zip(self.schedules.items(), self._starts, strict=True)}
+
     def at(self, step: int, options: Options, group: Group) -> Options:
         self._active = bisect_right(self._starts, step) - 1
         return self._parts[self._active].at(step - self._starts[self._active], options, group)
@@ -79,6 +85,9 @@ class Chained(Schedule):
         for schedule in self.schedules.values():
             schedule.attach(span, groups)
 
+    def parts(self) -> Mapping[str, tuple[Schedule, int]]:
+        return {name: (schedule, 0) for name, schedule in self.schedules.items()}
+
     def at(self, step: int, options: Options, group: Group) -> Options:
         for schedule in self.schedules.values():
             options = schedule.at(step, options, group)
@@ -116,6 +125,9 @@ class ByOptimizer(Schedule):
             raise ConfigError(*problems)
         for name, schedule in self.schedules.items():
             schedule.attach(span, [group for group in groups if group.optimizer == name])
+
+    def parts(self) -> Mapping[str, tuple[Schedule, int]]:
+        return {name: (schedule, 0) for name, schedule in self.schedules.items()}
 
     def at(self, step: int, options: Options, group: Group) -> Options:
         schedule = self.schedules.get(group.optimizer)

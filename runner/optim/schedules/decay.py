@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from .base import LearningRate, Unit, ascending, number, require, whole
@@ -34,6 +34,9 @@ class Step(LearningRate):
         require(number(gamma, least=0), "gamma", "is not a possible factor", gamma, "a number of at least 0")
         self.step_size, self.gamma = step_size, gamma
 
+    def needs(self) -> Mapping[str, int]:
+        return {"step_size": self.step_size + 1}
+
     def rate(self, time: int, lr: float) -> float:
         return lr * self.gamma ** (time // self.step_size)
 
@@ -53,6 +56,9 @@ class MultiStep(LearningRate):
         require(ascending(milestones), "milestones", "are not ascending times", milestones, "whole numbers from 1, each greater than the one before")
         require(number(gamma, least=0), "gamma", "is not a possible factor", gamma, "a number of at least 0")
         self.milestones, self.gamma = tuple(milestones), gamma
+
+    def needs(self) -> Mapping[str, int]:
+        return {"milestones": max(self.milestones, default=0) + 1}
 
     def rate(self, time: int, lr: float) -> float:
         return lr * self.gamma ** bisect_right(self.milestones, time)
@@ -94,6 +100,9 @@ class Cosine(LearningRate):
         require(number(eta_min, least=0), "eta_min", "is not a possible learning rate", eta_min, "a number of at least 0")
         self.t_max, self.eta_min = t_max, eta_min
 
+    def needs(self) -> Mapping[str, int]:
+        return {"t_max": self.t_max or 0}
+
     def rate(self, time: int, lr: float) -> float:
         turn = math.pi * time / (self.t_max or self.span.length(self.unit))
         # 2 cos^2(x/2) = 1 + cos(x), without the cancellation near the lowest point
@@ -115,6 +124,9 @@ class Polynomial(LearningRate):
         require(total is None or whole(total, least=1), "total", "is not a possible duration", total, "a whole number of at least 1, or null")
         require(number(power, least=0), "power", "is not a possible power", power, "a number of at least 0")
         self.total, self.power = total, power
+
+    def needs(self) -> Mapping[str, int]:
+        return {"total": self.total or 0}
 
     def rate(self, time: int, lr: float) -> float:
         total = self.total or self.span.length(self.unit)

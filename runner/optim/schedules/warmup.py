@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
 from .base import LearningRate, Unit, number, require, whole
@@ -28,6 +29,9 @@ class LinearWarmup(LearningRate):
         require(unit == "step" or not within_first_epoch, "within_first_epoch", "applies only to a warm-up counted in steps", unit, "unit: step")
         self.duration, self.start_factor, self.end_factor, self.within_first_epoch = duration, start_factor, end_factor, within_first_epoch
 
+    def needs(self) -> Mapping[str, int]:
+        return {} if self.within_first_epoch else {"duration": self.duration}
+
     def rate(self, time: int, lr: float) -> float:
         duration = min(self.duration, self.span.steps_per_epoch - 1) if self.within_first_epoch else self.duration
         if time >= duration:
@@ -50,6 +54,9 @@ class ConstantWarmup(LearningRate):
         require(whole(duration, least=0), "duration", "is not a possible duration", duration, "a whole number of at least 0")
         require(number(factor, least=0, most=1), "factor", "is not a possible factor", factor, "a number from 0 to 1")
         self.duration, self.factor = duration, factor
+
+    def needs(self) -> Mapping[str, int]:
+        return {"duration": self.duration}
 
     def rate(self, time: int, lr: float) -> float:
         return lr * (self.factor if time < self.duration else 1.0)
