@@ -138,7 +138,7 @@ def matching(runs: Iterable[Listed], conditions: Sequence[str]) -> list[Listed]:
         if match is None:
             raise ConfigError(Problem("--where", "cannot be read", condition, "NAME=VALUE, NAME>VALUE, NAME~PART, ...", "state=finished, 'valid/accuracy>0.9'"))
         key, sign, text = match.groups()
-        _require_key("--where", key, everything, f"--where 'label~{condition}' finds what was overridden")
+        _require_key("--where", key, everything, f"--where 'label~{key}{sign}{text}' finds what was overridden")
         _require_value(condition, key, [one.get(key) for one in everything], sign, text)
         found = [one for one in found if _holds(one.get(key), sign, text)]
     return found

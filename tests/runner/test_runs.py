@@ -76,7 +76,7 @@ def test_the_configs_differences_are_found(runs) -> None:
         (["rm"], "no run was named"),
         (["rm", "zzz"], "no such run"),
         (["gc", "3f2a"], "takes no names"),
-        (["--where", "seed=1"], "--where 'label~seed=1'"),
+        (["--where", "seed = 1"], "--where 'label~seed=1'"),
         (["--where", "state=finised"], "did you mean 'finished'?"),
         (["--where", "state=interrupted", "--where", "stat=failed"], "did you mean 'state'?"),
         (["--where", "step>many"], "compares a number with text"),
