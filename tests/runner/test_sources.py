@@ -267,6 +267,35 @@ def test_code_that_is_edited_while_a_run_starts_ends_it_before_anything_is_train
     assert not [file for folder in runs(lab) for file in folder.rglob("state.pt")]
 
 
+def test_a_rank_that_is_started_again_does_not_go_on_with_other_code(lab, tmp_path, monkeypatch):
+    from samewise.runner.config import compose, project
+    from samewise.runner.errors import ConfigError
+    from samewise.runner.training.launch import _as_agreed
+
+    experiment = compose.compose([*EXPERIMENT, f"run_root={tmp_path}/runs"], project=project.find(lab))
+    said = {"fingerprint": experiment.fingerprint, "folder": str(experiment.folder.path)}
+    experiment.folder.create()
+    experiment.folder.sources.write_text(json.dumps({"files": experiment.code.files}))
+    monkeypatch.setenv("RANK", "1")
+    assert _as_agreed(dataclasses.replace(experiment), said).folder == experiment.folder
+    edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
+    with pytest.raises(ConfigError, match=re.escape("lab_of_code/parts/layers.py has changed: head")):
+        _as_agreed(dataclasses.replace(experiment), said)
+
+
+def test_the_version_of_a_library_that_the_code_imports_is_compared(lab):
+    from samewise.runner.config import compose, project
+    from samewise.runner.records import environment
+
+    edit(lab / "lab_of_code" / "net.py", "import torch\n", "import torch\nimport yaml\nimport json\n")
+    libraries = compose.compose(EXPERIMENT, project=project.find(lab)).code.libraries
+    assert libraries == ("torch", "yaml")
+    found = environment._libraries(libraries)
+    assert list(found) == ["PyYAML"]
+    told = environment.differences({"libraries": found}, {"libraries": {"PyYAML": "0"}})
+    assert told == [f"version of PyYAML was {found['PyYAML']!r} and is '0'"]
+
+
 def test_a_process_that_has_imported_other_code_than_the_files_hold_now_trains_neither(train, samewise, lab):
     assert train().returncode == 0
     edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
