@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,6 +101,7 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
 
     Args:
         experiment: Overrides, or what `compose` made of them.
+        fresh: Train again, in a folder beside what is there.
         packages: As in `compose`.
         config_dirs: As in `compose`.
         fresh: Train it again, in a folder beside what is there; nothing is deleted.
@@ -118,6 +119,7 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
     from samewise.runner.training.prepare import finished, prepare
 
     composed = _composed(experiment, packages, config_dirs)
+    composed = composed.anew() if fresh else composed
     composed = composed.anew() if fresh else dataclasses.replace(composed)  # with the code of now, where one config is trained twice
     with plain_output():
         if settings_are_sound(composed):
@@ -168,7 +170,7 @@ def load(
 
     folder = saved.find(str(run), run_root=Path(run_root))
     trusted.require(folder.config, trust=trust, uses=trusted.MAKES)
-    composed = saved.config_of(folder, overrides)
+    composed = replace(saved.config_of(folder, overrides), project=project.find(packages=packages))
     prepare(composed.cfg.reproducibility)
 
     from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables
@@ -178,7 +180,7 @@ def load(
     with undisturbed(composed.cfg.reproducibility):
         state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, str(checkpoint)).path)
         classes = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", [])
-        predictor = build_predictor(composed, project.find(packages=packages), state, classes=classes, weights=weights)
+        predictor = build_predictor(composed, composed.project, state, classes=classes, weights=weights)
     sources.warn_of_changes(folder.sources)
     return LoadedRun(predictor.model, Transforms(predictor), composed)
 
@@ -206,7 +208,7 @@ def predict(run: LoadedRun | str | Path, *files: str | Path, output: str | Path 
         return [prediction for _, prediction, _ in made]
 
 
-def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str | None = None, diff: bool = False) -> pandas.DataFrame:
+def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str | None = None, diff: bool = False, uri: str | None = None) -> pandas.DataFrame:
     """A table of all runs, as `samewise runs` lists them: a row for each, a column for each fact, each metric and, with `diff`, each value that differs.
 
     Args:
@@ -214,6 +216,7 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
         where: Conditions, all of which hold: `state=finished`, `valid/accuracy>0.9`.
         sort: A column or metric, the largest first; `-KEY`: the smallest first.
         diff: Add what differs between their configs.
+        uri: List what this MLflow store has instead. MLflow's tokens in the environment are sent there.
 
     Raises:
         ConfigError: a condition cannot be read, or names what no run has.
@@ -222,10 +225,17 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
 
     from samewise.runner.sweep import listing
 
-    found = listing.matching(listing.list_runs(Path(run_root)), where)
+    stored = dict[str, dict[str, Any]]()
+    if uri is None:
+        found = listing.list_runs(Path(run_root))
+    else:
+        from samewise.runner.sweep.stored_runs import list_stored
+
+        found, stored = list_stored(uri)
+    found = listing.matching(found, where)
     if sort:
         found = listing.in_order(found, sort)
-    differing = listing.varying(found) if diff and found else {}
+    differing = (listing.varying(found) if uri is None else stored) if diff and found else {}
     rows = [{**(facts := one.facts()), **facts.pop("metrics"), **differing.get(one.folder, {})} for one in found]
     table = pandas.DataFrame(rows, columns=None if rows else list(_COLUMNS))
     table["changed"] = pandas.to_datetime(table["changed"], unit="s", utc=True)

@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   samewise runs --sort valid/accuracy --where state=finished     the best first; --sort -valid/loss: the lowest first
   samewise runs --where name=resnet18_digits --diff              with what their configs differ in
   samewise runs --where 'valid/accuracy>0.9' --where label~lr=0.1 --json      for programs, with all metrics
+  samewise runs --uri http://tracking:5000 --sort valid/accuracy  what an MLflow store has of runs, wherever they were trained
   samewise runs rm 3f2a 91bc                                     say what would be deleted; --yes deletes it
   samewise runs gc                                               the same of all that failed; --where chooses among those that failed or were interrupted
 
@@ -36,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("names", nargs="*", metavar="RUN", help="for rm: a run's folder, the start of its fingerprint, or its MLflow run id")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")
+    parser.add_argument("--uri", help="list what this MLflow store has instead (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
     parser.add_argument(
         "--where", action="append", default=[], metavar="CONDITION", help="only those for which it holds: state=failed, 'valid/loss<1' (may be repeated)"
     )
@@ -50,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.sweep import listing
 
+    stored = dict[str, dict[str, Any]]()
+    if args.uri and args.action != "list":
+        hint = "delete runs in the MLflow UI"
+        raise ConfigError(Problem("--uri", f"`samewise runs {args.action}` deletes folders, nothing in MLflow", args.uri, "--run-root FOLDER", hint))
     if args.action == "rm":
         if not args.names:
             raise ConfigError(
@@ -58,6 +64,10 @@ def run(args: argparse.Namespace) -> int:
         found = [listing.read_run(saved.find(name, run_root=args.run_root)) for name in args.names]
     elif args.names:
         raise ConfigError(Problem("RUN", f"`samewise runs {args.action}` takes no names", args.names[0], "--where CONDITION"))
+    elif args.uri:
+        from samewise.runner.sweep.stored_runs import list_stored
+
+        found, stored = list_stored(args.uri)
     else:
         found = listing.list_runs(args.run_root)
     conditions = args.where or (["state=failed"] if args.action == "gc" else [])
@@ -68,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
         found = _without_good(found)
     if args.action != "list":
         return _delete(found, args)
-    differing = listing.varying(found) if args.diff else {}
+    differing = (stored if args.uri else listing.varying(found)) if args.diff else {}
     if args.json:
         print(json.dumps([{**one.facts(), **({"differs": differing[one.folder]} if args.diff else {})} for one in found]))
     elif not found:
-        print(f"no runs in {args.run_root}" + (" for which this holds" if conditions else ""))
+        print(f"no runs in {args.uri or args.run_root}" + (" for which this holds" if conditions else ""))
     else:
         _print(found, differing)
     return 0

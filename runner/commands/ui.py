@@ -32,7 +32,6 @@ Over SSH: ssh -L 5000:127.0.0.1:5000 MACHINE, then open the address on this mach
 _HOST = "127.0.0.1"
 _USUAL_PORT = 5000
 _START_S = 90.0
-_MAKE_ONE = "samewise train experiment=resnet18_digits"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,16 +46,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from samewise.runner.tracking.address import check_uri
+    from samewise.runner.tracking.address import check_uri, require_there
 
-    uri = check_uri(args.uri or f"sqlite:///{args.run_root / 'mlflow.db'}", path="--uri" if args.uri else "--run-root")
+    path = "--uri" if args.uri else "--run-root"
+    uri = check_uri(args.uri or f"sqlite:///{args.run_root / 'mlflow.db'}", path=path)
+    require_there(uri, path=path)
     if uri.startswith(("http://", "https://")):
-        _require_answer(uri)
         print(f"MLflow UI: {uri}")
         if args.open:
             webbrowser.open(uri)
         return 0
-    _require_store(uri)
     _warn_of_places(uri)
     port = _port(args.port)
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
@@ -76,26 +75,6 @@ def run(args: argparse.Namespace) -> int:
     finally:
         _stop(server)
     return 0
-
-
-def _require_answer(uri: str) -> None:
-    from samewise.runner.tracking.address import without_password
-
-    try:
-        urllib.request.urlopen(uri, timeout=10).close()
-    except urllib.error.HTTPError:  # something answers; a browser may log in
-        return
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ConfigError(Problem("--uri", f"the server does not answer: {reason}", without_password(uri), "the address of an MLflow server")) from None
-
-
-def _require_store(uri: str) -> None:
-    from samewise.runner.tracking.address import sqlite_file
-
-    file = sqlite_file(uri)
-    if file is not None and not (file.is_file() and file.stat().st_size):
-        raise ConfigError(Problem("--run-root", "there is no MLflow store here yet", str(file), "a store made by a training run", _MAKE_ONE))
 
 
 def _warn_of_places(uri: str) -> None:

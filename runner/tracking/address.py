@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import urllib.error
+import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 _SQL = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
+_MAKE_ONE = "samewise train experiment=resnet18_digits"
 _REMOTE = ("http", "https")
 _EXAMPLES = "sqlite:///runs/mlflow.db, http://HOST:5000 or postgresql+psycopg2://USER@HOST/DATABASE"
 
@@ -64,6 +67,30 @@ def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
         return uri
     head, mark, query = uri.partition("?")
     return f"{head.partition('://')[0]}:///{file.absolute()}{mark}{query}"
+
+
+def require_there(uri: str, *, path: str) -> None:
+    """Refuse a store that does not exist, or a server that does not answer: MLflow would make the one, and try the other for minutes.
+
+    Args:
+        uri: As `check_uri` gives it.
+        path: What the user gave it by.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    file = sqlite_file(uri)
+    if file is not None and not (file.is_file() and file.stat().st_size):
+        raise ConfigError(Problem(path, "there is no MLflow store here yet", str(file), "a store made by a training run", _MAKE_ONE))
+    if not uri.startswith(("http://", "https://")):
+        return
+    try:
+        urllib.request.urlopen(uri, timeout=10).close()
+    except urllib.error.HTTPError:  # something answers; a browser may log in
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(Problem(path, f"the server does not answer: {reason}", without_password(uri), "the address of an MLflow server")) from None
 
 
 def sqlite_file(uri: str) -> Path | None:

@@ -108,6 +108,9 @@ def test_a_finished_run_is_found_by_its_overrides_and_by_its_config(trained: sw.
     assert again.weights_sha256 == trained.weights_sha256
     composed = sw.compose(*TINY, f"run_root={trained.folder.parents[1]}")
     assert composed.folder.path == trained.folder == sw.train(composed).folder
+    fresh = sw.train(composed, fresh=True)
+    assert (fresh.folder.name, fresh.is_new, fresh.weights_sha256) == (f"{trained.folder.name}-2", True, trained.weights_sha256)
+    assert sw.load(trained.folder).config.fingerprint == composed.fingerprint
 
 
 def test_a_loaded_model_and_its_predictions_are_the_commands(samewise, trained: sw.Trained, command: dict[str, Any], tmp_path: Path) -> None:
@@ -127,8 +130,7 @@ def test_a_loaded_model_and_its_predictions_are_the_commands(samewise, trained: 
 
 def test_runs_are_a_table(trained: sw.Trained, tmp_path: Path) -> None:
     table = sw.runs(trained.folder.parents[1], where=["state=finished"], sort="valid/accuracy", diff=True)
-    (row,) = table.to_dict("records")
-    assert row["folder"] == str(trained.folder)
+    (row,) = table[table["folder"] == str(trained.folder)].to_dict("records")
     assert row["valid/loss"] == trained.best["valid/loss"]
     assert str(table["changed"].dtype).startswith("datetime64")
     empty = sw.runs(tmp_path)

@@ -1,0 +1,124 @@
+"""The runs of an MLflow store, listed as those of a run root are."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.config.fingerprint import is_outside
+from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.sweep.listing import Listed
+from samewise.runner.sweep.results import State
+from samewise.runner.tracking.address import check_uri, require_there, without_password
+from samewise.runner.tracking.sender import prepare_environment
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+_STATES = {
+    "FINISHED": State.finished,
+    "FAILED": State.failed,
+    "KILLED": State.interrupted,
+    "RUNNING": State.running,
+    "SCHEDULED": State.waiting,
+}
+_ABOUT_MACHINES = ("system/", "speed/", "train/")
+_PAGE = 1000
+
+
+def list_stored(uri: str) -> tuple[list[Listed], dict[str, dict[str, str]]]:
+    """All of samewise's runs in a store, the one that was changed last at the end; nothing is written.
+
+    Args:
+        uri: The store's, which the user has named: MLflow's tokens are sent there.
+
+    Returns:
+        The runs; and what decides the result and is not the same in all of them: by folder, the values by path of the config.
+
+    Raises:
+        ConfigError: it is no address of a store, or the store does not answer.
+    """
+    checked = check_uri(uri, path="--uri")
+    require_there(checked, path="--uri")
+    with _quiet_mlflow():
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        try:
+            client = MlflowClient(tracking_uri=checked)
+            found = list(_runs(client))
+            mine = [one for one in found if "samewise.fingerprint" in one.data.tags]
+            listed = [_listed(client, one) for one in mine]
+        except MlflowException as error:
+            raise ConfigError(Problem("--uri", f"MLflow cannot read it: {first_line(error)}", without_password(uri), "an MLflow store")) from None
+    if len(mine) < len(found):
+        print(f"{len(found) - len(mine)} runs in the store are not samewise's, and are left out", file=sys.stderr)
+    return sorted(listed, key=lambda one: one.changed), _varying(dict(zip((one.folder for one in listed), (one.data.params for one in mine), strict=True)))
+
+
+@contextmanager
+def _quiet_mlflow() -> Generator[None]:
+    """Its environment as the sender has it; a notebook's own afterwards."""
+    before = set(os.environ)
+    prepare_environment()
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - before:
+            del os.environ[name]
+
+
+def _runs(client: MlflowClient) -> Iterator[Run]:
+    for experiment in client.search_experiments():
+        token = None
+        while token is None or token:
+            page = client.search_runs([experiment.experiment_id], max_results=_PAGE, page_token=token)
+            yield from page
+            token = page.token or ""
+
+
+def _listed(client: MlflowClient, run: Run) -> Listed:
+    tags, params, told = run.data.tags, run.data.params, run.info
+    folder = Path(tags.get("samewise.folder") or told.run_id)
+    name, fingerprint = folder.parent.name or str(told.run_name), tags["samewise.fingerprint"][:12]
+    monitor, label = params.get("evaluate.monitor", ""), str(told.run_name or "")
+    metrics, best, step = _metrics(client, run, monitor, mode=params.get("evaluate.mode", "max"))
+    return Listed(
+        name=name,
+        run=fingerprint,
+        label=label.removesuffix(f" ({name})") if label.endswith(f" ({name})") else "",
+        state=_STATES.get(told.status, State.interrupted),
+        step=step,
+        steps=int(tags.get("env.total_steps") or 0),
+        monitor=monitor,
+        value=best,
+        metrics=metrics,
+        seconds=(told.end_time - told.start_time) / 1000 if told.end_time is not None and told.status != "RUNNING" else math.nan,
+        changed=(told.end_time or told.start_time) / 1000,
+        reason="",
+        folder=str(folder),
+    )
+
+
+def _metrics(client: MlflowClient, run: Run, monitor: str, *, mode: str) -> tuple[dict[str, float], float, int]:
+    """The metrics of evaluations at the best step, the best value, and the last step that was evaluated."""
+    names = [name for name in run.data.metrics if not name.startswith(_ABOUT_MACHINES)]
+    values = {name: {one.step: one.value for one in client.get_metric_history(run.info.run_id, name)} for name in names}
+    monitored = {step: value for step, value in values.get(monitor, {}).items() if not math.isnan(value)}
+    last = max((step for by_step in values.values() for step in by_step), default=0)
+    if not monitored:
+        return {name: by_step[max(by_step)] for name, by_step in values.items() if by_step}, math.nan, last
+    best = (min if mode == "min" else max)(sorted(monitored), key=monitored.__getitem__)
+    return {name: by_step[best] for name, by_step in values.items() if best in by_step}, monitored[best], last
+
+
+def _varying(params: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    paths = dict.fromkeys(path for known in params.values() for path in known if not path.startswith("choices.") and not is_outside(path))
+    kept: Sequence[Any] = [path for path in paths if len({known.get(path, "-") for known in params.values()}) > 1]
+    return {folder: {path: known.get(path, "-") for path in kept} for folder, known in params.items()}

@@ -1,0 +1,84 @@
+"""`samewise runs --uri`: what an MLflow store has of runs, in the table of those on disk."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+import samewise as in_python
+from samewise.runner.config import header
+from samewise.runner.config.schema import Tracking
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.tracker import open_tracker
+
+ACCURACIES = {"0123456789ab": (0.5, 0.9, 0.7), "fedcba987654": (0.4, 0.6, 0.8)}
+
+
+@pytest.fixture
+def store(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store with two of samewise's runs, one of which was interrupted, and one of somebody else's."""
+    monkeypatch.chdir(tmp_path)
+    for number, (name, values) in enumerate(ACCURACIES.items()):
+        folder = RunFolder(tmp_path / "runs" / "tried" / name)
+        folder.create()
+        settings = OmegaConf.to_container(OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", experiment="tried")))
+        config = {"seed": number, "run_root": f"elsewhere{number}", "evaluate": {"monitor": "valid/accuracy", "mode": "max"}, "tracking": settings}
+        folder.config.write_text(header.write({"dataset": "digits"}, f"seed={number}") + OmegaConf.to_yaml(config))
+        folder.environment.write_text(json.dumps({"fingerprint": name * 5, "total_steps": 30}))
+        tracker = open_tracker(folder, OmegaConf.structured(Tracking(enabled=False)), resume_step=None)
+        tracker.start()
+        for step, value in enumerate(values, start=1):
+            tracker.log({"train/loss": 1.0, "valid/accuracy": value, "valid/loss": 1 - value}, 10 * step)
+        tracker.finish("KILLED" if number else "FINISHED")
+    assert samewise("sync").returncode == 0
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri="sqlite:///runs/mlflow.db")
+    client.create_run(client.create_experiment("another's"))
+    return "sqlite:///runs/mlflow.db"
+
+
+def test_a_stores_runs_are_listed_with_what_was_overridden_what_differs_and_the_best_value(samewise: Callable[..., Any], store: str) -> None:
+    done = samewise("runs", "--uri", store, "--sort", "valid/accuracy", "--diff", "--json")
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    assert (first["name"], first["run"], first["label"], first["state"], first["step"], first["steps"]) == (
+        "tried",
+        "0123456789ab",
+        "seed=0",
+        "finished",
+        30,
+        30,
+    )
+    assert (first["monitor"], first["value"], first["metrics"]) == ("valid/accuracy", 0.9, {"valid/accuracy": 0.9, "valid/loss": pytest.approx(0.1)})
+    assert (second["label"], second["state"], second["value"]) == ("seed=1", "interrupted", 0.8)
+    assert (first["differs"], second["differs"]) == ({"seed": "0"}, {"seed": "1"})
+    assert "1 runs in the store are not samewise's" in done.stderr
+    table = samewise("runs", "--uri", store, "--where", "state=finished").stdout
+    assert "seed=0" in table
+    assert "seed=1" not in table
+    assert in_python.runs(uri=store, diff=True).sort_values("seed")["valid/accuracy"].tolist() == [0.9, 0.8]
+
+
+def test_what_is_no_store_is_refused_at_once_and_nothing_is_made(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, but not listening
+        gone = f"http://me:hidden@127.0.0.1:{nobody.getsockname()[1]}"
+        for arguments, words in {
+            ("--uri", gone): "does not answer",
+            ("--uri", "sqlite:///none.db"): "no MLflow store here yet",
+            ("--uri", "mlruns"): "sqlite:///mlruns/mlflow.db",
+            ("gc", "--uri", "sqlite:///none.db"): "deletes folders",
+        }.items():
+            done = samewise("runs", *arguments)
+            assert done.returncode == 2
+            assert words in done.stderr
+            assert "hidden" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
