@@ -66,7 +66,7 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
         Config path to `optimizer/sgd.yaml`, with the folder before it where it is a project's own, `schema`, or the override.
     """
     loader = config_loader(project)
-    defaults = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN)
+    defaults = loader.compute_defaults_list(ROOT, project.with_experiment(given), RunMode.RUN)
     found = dict[str, str]()
     for default in defaults.defaults:
         if default.config_path is None or default.config_path.startswith("hydra/"):

@@ -40,7 +40,7 @@ class Composed:
     Args:
         cfg: The config, typed by `schema.Experiment`, closed to new keys; interpolations are resolved as they are read.
         choices: The chosen file of each group (`{"optimizer": "sgd"}`); groups with none chosen are left out.
-        overrides: The command line's, as given.
+        overrides: The command line's, as given, headed by the project's own experiment where they choose none.
         project: The user's own packages and config folders, as they were when it was composed.
         problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
         label: What was overridden of what decides the result: `lr=0.03 seed=1`; empty where nothing was.
@@ -107,6 +107,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     Raises:
         ConfigError: with a problem for every override that is wrong, and for what is wrong in a file.
     """
+    given = project.with_experiment(given)
     loader = config_loader(project)
     well, problems = faults.read_overrides(given)
     good = [str(override.input_line) for override in well]

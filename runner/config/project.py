@@ -1,9 +1,10 @@
-"""The user's own project: which packages a config may name, and where further configs lie. Never read from a composed config."""
+"""The user's own project: which packages a config may name, where further configs lie, what is trained by default. Never read from a composed config."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 
-_KEYS = ("packages", "configs")
+_KEYS = ("packages", "configs", "experiment")
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,19 @@ class Project:
         packages: Importable packages that a `_target_` may name.
         configs: Config folders, searched before samewise's own.
         given: Those of them that --config-dir names, which need not be the user's own.
+        experiment: The choice of `experiment=` where the command line makes none; empty: none.
     """
 
     root: Path
     packages: tuple[str, ...] = ()
     configs: tuple[Path, ...] = ()
     given: tuple[Path, ...] = ()
+    experiment: str = ""
+
+    def with_experiment(self, overrides: Sequence[str]) -> list[str]:
+        """The overrides, headed by the project's own experiment where they choose none."""
+        chosen = not self.experiment or any(re.match(r"[+~]*experiment($|[=@])", text) for text in overrides)
+        return [*([] if chosen else [f"experiment={self.experiment}"]), *overrides]
 
 
 def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Sequence[str | Path] = ()) -> Project:
@@ -39,6 +47,7 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
         [tool.samewise]
         packages = ["my_lab"]
         configs = "configs"
+        experiment = "mine"  # what `samewise train` trains here where nothing else is said
 
     Args:
         start: Where to begin; the current folder if not given.
@@ -73,7 +82,7 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
     ]
     if problems:
         raise ConfigError(*problems)
-    return Project(root, tuple(dict.fromkeys(named)), tuple(dict.fromkeys(folders)), tuple(given))
+    return Project(root, tuple(dict.fromkeys(named)), tuple(dict.fromkeys(folders)), tuple(given), settings.get("experiment", ""))
 
 
 def _table(file: Path) -> Mapping[str, Any] | None:
@@ -95,6 +104,8 @@ def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
         found.append(Problem(f"{where}.packages", "must be a list of names", packages, '["my_package"]'))
     if not isinstance(table.get("configs", ""), str):
         found.append(Problem(f"{where}.configs", "must be a folder", table["configs"], '"configs"'))
+    if not isinstance(table.get("experiment", ""), str):
+        found.append(Problem(f"{where}.experiment", "must be the name of an experiment", table["experiment"], '"mine", for configs/experiment/mine.yaml'))
     return found
 
 

@@ -45,8 +45,9 @@ class Composer:
 
     def compose(self, given: Sequence[str]) -> Composed:
         """As `compose.compose`, with what is wrong as its `problems`; interpolations are not looked at."""
+        given = self._project.with_experiment(given)
         try:
-            read = self._parser.parse_overrides(list(given))
+            read = self._parser.parse_overrides(given)
             of_groups = [override for override in read if override.key_or_group in self._groups and not isinstance(override.value(), dict)]
             base, choices = self._base(tuple(str(override.input_line) for override in of_groups))
             cfg = copy.deepcopy(base)

@@ -21,8 +21,9 @@ def names(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_every_python_and_yaml_file_of_the_four_folders_is_in_the_wheel_once(repository: Path, names: set[str]) -> None:
-    files = [path for folder in FOLDERS for ending in ("py", "yaml") for path in (repository / folder).rglob(f"*.{ending}")]
+def test_every_python_and_yaml_file_of_the_four_folders_and_the_whole_starter_is_in_the_wheel_once(repository: Path, names: set[str]) -> None:
+    files = {path for folder in FOLDERS for ending in ("py", "yaml") for path in (repository / folder).rglob(f"*.{ending}")}
+    files |= {path for path in (repository / "runner" / "commands" / "starter").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     expected = {f"samewise/{path.relative_to(repository)}" for path in files}
     packaged = {name for name in names if name.startswith("samewise/")}
     assert packaged == expected | {"samewise/__init__.py", "samewise/__main__.py"}

@@ -1,0 +1,100 @@
+"""A project made by `samewise init` trains at once, as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.commands.init import make
+from samewise.runner.config import project
+from samewise.runner.config.compose import compose
+from samewise.runner.sweep.points import Composer
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder; what a project adds to sys.path is taken off again, and its package forgotten."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "init_lab"]:
+        del sys.modules[name]
+
+
+def test_a_new_project_is_sound_and_has_an_experiment_of_its_own(samewise: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = samewise("init", "init-lab")
+    assert made.returncode == 0, made.stderr
+    assert "samewise train" in made.stdout
+    assert sorted(path.name for path in here.iterdir()) == ["init-lab"]
+    files = [path for path in here.rglob("*") if path.is_file()]
+    assert not [path for path in files if "mylab" in path.name or "mylab" in path.read_text()]
+    monkeypatch.chdir("init-lab")
+    checked = samewise("check", "--static")
+    assert checked.returncode == 0, checked.stderr
+    shown = json.loads(samewise("show", "seed=1", "--json", "--origin").stdout)
+    assert shown["name"] == "first"
+    assert shown["config"]["model"]["_target_"] == "init_lab.model.SmallNet"
+    assert shown["origins"]["optimizer.lr"] == str(here / "init-lab" / "configs" / "experiment" / "first.yaml")
+    within = project.find()
+    assert Composer(within).compose(["seed=1"]).fingerprint == shown["fingerprint"], "a sweep trains another experiment than `train`"
+    assert compose(["experiment=gan_digits"], project=within).name == "gan_digits"
+    assert compose(["~experiment"], project=within).name == "classification-resnet18_small-digits"
+
+
+def test_an_experiment_of_the_project_that_does_not_exist_is_named(samewise: Run, here: Path) -> None:
+    (here / "pyproject.toml").write_text('[tool.samewise]\nexperiment = "resnet18_digit"\n')
+    assert "did you mean 'resnet18_digits'?" in samewise("show").stderr
+    (here / "pyproject.toml").write_text("[tool.samewise]\nexperiment = 3\n")
+    assert "tool.samewise.experiment" in samewise("show").stderr
+
+
+def test_a_folder_with_something_in_it_is_left_as_it_is(samewise: Run, here: Path) -> None:
+    (here / ".notes").write_text("mine")
+    done = samewise("init", ".", "--package", "init_lab")
+    assert done.returncode == 2
+    assert "is not empty: .notes" in done.stderr
+    assert [path.name for path in here.iterdir()] == [".notes"]
+    assert "is a file" in samewise("init", ".notes").stderr
+
+
+@pytest.mark.parametrize("name", ["torch", "json", "class", "9lives", "tests"])
+def test_a_name_that_no_package_can_have_is_refused(samewise: Run, here: Path, name: str) -> None:
+    done = samewise("init", name)
+    assert done.returncode == 2
+    assert "--package NAME" in done.stderr
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_project_that_cannot_be_written_leaves_nothing(here: Path, exists: bool) -> None:
+    if exists:
+        (here / "lab").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # some of the files are longer
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            make(here / "lab", "init_lab")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in here.rglob("*")] == (["lab"] if exists else [])
+    assert "pyproject.toml" in make(here / "lab", "init_lab")
+
+
+@pytest.mark.slow
+def test_a_new_project_trains_and_passes_its_own_test(samewise: Run, here: Path) -> None:
+    assert samewise("init", "lab", "--package", "init_lab").returncode == 0
+    for command in (["samewise", "train", "tracking=none", "--json"], ["pytest", "-q", "-p", "no:cacheprovider"]):
+        done = subprocess.run([sys.executable, "-m", *command], cwd=here / "lab", env=dict(os.environ), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (summary,) = (here / "lab" / "runs" / "first").glob("*/summary.json")
+    assert json.loads(summary.read_text())["metrics"]["final"]["valid/accuracy"] > 0.6
