@@ -42,10 +42,12 @@ def _events(text: str) -> Iterator[Any]:
     events = list[Any]()
     for loader in (_LOADER, yaml.SafeLoader):  # the quick one, and the one whose word counts
         events.clear()
+        depth = 0
         try:
             for event in yaml.parse(text, Loader=loader):
                 events.append(event)
-                if len(events) > 3 * VALUES:
+                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                if len(events) > 3 * VALUES or depth > DEPTH:  # what follows is not read: a million brackets take minutes
                     break
         except yaml.YAMLError:
             continue

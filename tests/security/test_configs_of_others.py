@@ -88,7 +88,7 @@ def test_a_saved_config_reads_no_variable(theirs: Callable[[str], Path], tmp_pat
 BOMBS = {
     "aliases": "a: &a [" + "x, " * 9 + "x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
     "aliases of a long text": f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n",
-    "depth": "a: " + "[" * 3_000 + "]" * 3_000 + "\n",
+    "depth": "a: " + "[" * 1_000_000 + "\n",
     "itself": "a: &a [*a]\n",
     "values": "a: [" + "1, " * 200_000 + "1]\n",
     "merges": "a: &a {x: 1}\n"
