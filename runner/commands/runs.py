@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   samewise runs                                                  all of them, the newest last
-  samewise runs --sort valid/accuracy --where state=finished     the best first; --sort -valid/loss: the lowest first
+  samewise runs --sort valid/accuracy --where state=finished     the best first; --sort=-valid/loss: the lowest first
   samewise runs --where name=resnet18_digits --diff              with what their configs differ in
-  samewise runs --where 'valid/accuracy>0.9' --where label~lr=0.1 --json      for programs, with all metrics
+  samewise runs --where 'valid/accuracy>0.9' --where optimizer.lr=0.1 --json      for programs, with all metrics
   samewise runs --uri http://tracking:5000 --sort valid/accuracy  what an MLflow store has of runs, wherever they were trained
   samewise runs rm 3f2a 91bc                                     say what would be deleted; --yes deletes it
   samewise runs gc                                               the same of all that failed; --where chooses among those that failed or were interrupted
 
---sort and --where know metrics by their names, and: name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
+--sort and --where know metrics and settings (seed, optimizer.lr) by their names, and: name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
 """
 
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from samewise.runner.config import header, saved
 from samewise.runner.config.fingerprint import identity
-from samewise.runner.config.tree import flat
+from samewise.runner.config.tree import at, flat
+from samewise.runner.config.yaml_files import require_modest
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping, read_text
@@ -138,9 +139,9 @@ def matching(runs: Iterable[Listed], conditions: Sequence[str]) -> list[Listed]:
         if match is None:
             raise ConfigError(Problem("--where", "cannot be read", condition, "NAME=VALUE, NAME>VALUE, NAME~PART, ...", "state=finished, 'valid/accuracy>0.9'"))
         key, sign, text = match.groups()
-        _require_key("--where", key, everything, f"--where 'label~{key}{sign}{text}' finds what was overridden")
-        _require_value(condition, key, [one.get(key) for one in everything], sign, text)
-        found = [one for one in found if _holds(one.get(key), sign, text)]
+        values = _values("--where", key, everything)
+        _require_value(condition, key, list(values.values()), sign, text)
+        found = [one for one in found if _holds(values[one.folder], sign, text)]
     return found
 
 
@@ -159,17 +160,33 @@ def in_order(runs: Sequence[Listed], key: str) -> list[Listed]:
         ConfigError: no run has it.
     """
     name, sign = key.removeprefix("-"), 1 if key.startswith("-") else -1
-    _require_key("--sort", name, runs)
-    known = [one for one in runs if one.get(name) is not None]
-    numbers = all(isinstance(one.get(name), int | float) for one in known)
-    ordered = sorted(known, key=lambda one: sign * one.get(name) if numbers else str(one.get(name)))
-    return [*ordered, *(one for one in runs if one.get(name) is None)]
+    values = _values("--sort", name, runs)
+    known = [one for one in runs if values[one.folder] is not None]
+    numbers = all(isinstance(values[one.folder], int | float) for one in known)
+    ordered = sorted(known, key=lambda one: sign * values[one.folder] if numbers else str(values[one.folder]))
+    return [*ordered, *(one for one in runs if values[one.folder] is None)]
 
 
-def _require_key(option: str, key: str, runs: Sequence[Listed], hint: str = "") -> None:
+def _values(option: str, key: str, runs: Sequence[Listed]) -> dict[str, Any]:
+    """Each run's value of a column, a metric or else a setting, by its folder; None where it has none."""
     known = [*Listed.__dataclass_fields__, *dict.fromkeys(name for one in runs for name in one.metrics)]
-    if runs and key not in known:
-        raise ConfigError(Problem(option, "no such column or metric", key, hint="; ".join(filter(None, (nearest(key, known), hint)))))
+    if key in known:
+        return {one.folder: one.get(key) for one in runs}
+    values = {one.folder: at(_config(one), key) for one in runs}
+    if runs and all(value is None for value in values.values()):
+        raise ConfigError(Problem(option, "no such column, metric or setting", key, hint=nearest(key, known)))
+    return {folder: str(value).lower() if isinstance(value, bool) else value for folder, value in values.items()}
+
+
+def _config(one: Listed) -> Mapping[str, Any]:
+    """A run's settings, without their types, which would take a hundred times as long; empty where there is no sound file."""
+    file = RunFolder(Path(one.folder)).config
+    try:
+        require_modest(text := read_text(file) or "", str(file), interpolations="none")
+        read: Any = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (ConfigError, yaml.YAMLError):
+        return {}
+    return cast(Mapping[str, Any], read) if isinstance(read, Mapping) else {}
 
 
 def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, text: str) -> None:

@@ -54,6 +54,8 @@ def test_runs_are_listed_with_their_label_state_and_monitored_metric(runs, root)
 def test_runs_are_chosen_and_sorted_by_what_they_have(runs) -> None:
     assert {run["state"] for run in runs("--where", "state=finished")} == {"finished"}
     assert [run["label"].endswith("seed=1") for run in runs("--where", "label~lr=0.03")] == [True]
+    assert runs("--where", "seed=1") == runs("--where", "optimizer.lr<0.04", "--where", "evaluate.pictures=false") == runs("--where", "label~lr=0.03")
+    assert runs("--sort=-optimizer.lr")[0] == runs("--where", "seed=1")[0]
     losses = [run["metrics"]["valid/loss"] for run in runs("--where", "state=finished", "--sort=-valid/loss")]
     assert losses == sorted(losses)
     assert len(losses) == 2
@@ -76,7 +78,7 @@ def test_the_configs_differences_are_found(runs) -> None:
         (["rm"], "no run was named"),
         (["rm", "zzz"], "no such run"),
         (["gc", "3f2a"], "takes no names"),
-        (["--where", "seed = 1"], "--where 'label~seed=1'"),
+        (["--where", "sead = 1"], "no such column, metric or setting"),
         (["--where", "state=finised"], "did you mean 'finished'?"),
         (["--where", "state=interrupted", "--where", "stat=failed"], "did you mean 'state'?"),
         (["--where", "step>many"], "compares a number with text"),

@@ -316,6 +316,7 @@ def test_train_fresh_trains_again_beside_what_is_there_and_the_latest_counts(tra
     done = train("--fresh")
     assert done.returncode == 0
     assert "already finished" not in done.stdout
+    assert "the code is other" not in done.stderr
     second = first.with_name(f"{first.name}-2")
     assert state(first) == before
     digests = [json.loads((folder / "summary.json").read_text())["weights_sha256"] for folder in (first, second)]
