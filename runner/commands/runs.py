@@ -22,7 +22,8 @@ EXAMPLES = """examples:
   samewise runs rm 3f2a 91bc                                     say what would be deleted; --yes deletes it
   samewise runs gc                                               the same of all that failed; --where chooses among those that failed or were interrupted
 
---sort and --where know metrics and settings (seed, optimizer.lr) by their names, and: name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
+--sort and --where know metrics and settings (seed, optimizer.lr) by their names, and:
+  name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
 """
 
 
