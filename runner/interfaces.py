@@ -206,6 +206,11 @@ class RunView(Protocol):
         ...
 
     @property
+    def left_out(self) -> str:
+        """What an evaluation takes of the validation split, in words, where `evaluate.limit` leaves something out; else nothing."""
+        ...
+
+    @property
     def metrics(self) -> Mapping[str, float]:
         """Of the last evaluation; names carry their split."""
         ...

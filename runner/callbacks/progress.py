@@ -48,6 +48,8 @@ class ProgressBar(Callback):
         if run.is_main:
             epochs = f"{run.total_steps} steps of {run.batch_size}, {run.steps_per_epoch} an epoch"
             self._say(run.label, f"  {run.folder} on {run.device}", f"  {run.parameters:,} parameters, {run.samples:,} samples, {epochs}")
+            if run.left_out:
+                self._say(f"  evaluates {run.left_out}")
         if run.step and run.is_main:
             self._say(f"resumed at step {run.step} of {run.total_steps}")
         if run.is_main and self._console.is_jupyter:

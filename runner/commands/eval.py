@@ -43,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
     composed = saved.config_of(folder, args.overrides)
     prepare(composed.cfg.reproducibility)
-    step, metrics, pictures = _evaluated(args, folder, composed)
+    step, metrics, pictures, of = _evaluated(args, folder, composed)
     if args.json:
-        print(json.dumps({"run": str(folder.path), "step": step, "split": args.split, "metrics": metrics, "pictures": str(pictures)}))
+        print(json.dumps({"run": str(folder.path), "step": step, "split": args.split, "metrics": metrics, "evaluated": of, "pictures": str(pictures)}))
         return 0
-    print(f"{folder.path}, step {step}, {args.split} split")
+    print(f"{folder.path}, step {step}, {of or f'{args.split} split'}")
     for name, value in metrics.items():
         print(f"  {name:<24} {value:.6f}")
     if any(pictures.iterdir()):
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path]:
+def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
     from samewise.runner.config import project
     from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.records import checkpoint, sources
     from samewise.runner.training.build import build
-    from samewise.runner.training.evaluation import draw, measure_split, models_to_evaluate, require_weights
+    from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, require_weights
     from samewise.runner.training.state import restore
 
     kept = checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint)
@@ -82,4 +82,4 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
         metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
         if prefix == drawn:
             draw(scores, pictures)
-    return kept.step, metrics, pictures
+    return kept.step, metrics, pictures, left_out(run, args.split)

@@ -117,6 +117,7 @@ def _identity(whole: dict[str, Any]) -> dict[str, Any]:
     if isinstance(initialise, dict) and "weights" in initialise:
         kept["initialise"]["weights"] = _content(cast(dict[str, Any], initialise)["weights"])
     _spell_out(kept)
+    _leave_out(kept)
     if (taken_over := _content(kept.pop("resume_from", None))) is not None:
         kept["resume_from"] = taken_over
     return kept
@@ -132,6 +133,13 @@ def _spell_out(kept: dict[str, Any]) -> None:
     for call in cast(dict[str, Any], callbacks).values() if isinstance(callbacks, dict) else ():
         if isinstance(call, dict) and cast(dict[str, Any], call).get("_target_") == AVERAGE:
             call.update({"decay": None, "every_steps": 1, "rescale": False} | call)
+
+
+def _leave_out(kept: dict[str, Any]) -> None:
+    """Take out settings that older versions did not have, where they change nothing, so that what those trained is the same experiment."""
+    evaluate: Any = kept.get("evaluate")
+    if isinstance(evaluate, dict) and cast(dict[str, Any], evaluate).get("limit", 0) is None:
+        del evaluate["limit"]
 
 
 def _without_host(node: Any) -> Any:

@@ -62,6 +62,8 @@ class Evaluate:
     """Evaluate every N steps instead."""
     batch_size: int = 64
     """Samples per evaluation batch."""
+    limit: int | None = None
+    """Evaluate only the first N batches of the validation split; null: all of it."""
     monitor: str = "valid/loss"
     """The metric that says which checkpoint is best, and that plateau schedules and early stopping follow."""
     mode: Mode = Mode.min
@@ -163,7 +165,7 @@ class Experiment:
     max_epochs: int = 10
     """Passes over the training split."""
     max_steps: int | None = None
-    """Stop after this many optimizer steps, if that comes before `max_epochs`."""
+    """Stop after this many optimizer steps, if that comes before `max_epochs`; 0: evaluate the model as it is, and train nothing."""
     batch_size: int = 64
     """Samples per optimizer step, over all replicas and accumulated micro-batches."""
     replicas: int = 1

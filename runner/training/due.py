@@ -8,7 +8,7 @@ from samewise.runner.training.run import Run
 
 def evaluation_due(run: Run) -> bool:
     """Whether the run stands where an evaluation belongs that has not been made."""
-    if run.progress.evaluated == run.step or run.step == 0:
+    if run.progress.evaluated == run.step or _at_start(run):
         return False
     every = evaluation_interval(run)
     return at_end(run) or (bool(every) and run.step % every == 0)
@@ -22,7 +22,7 @@ def evaluation_interval(run: Run) -> int:
 def checkpoint_due(run: Run) -> bool:
     """Whether the run stands where a checkpoint belongs, or was asked to stop."""
     settings = run.checkpoint
-    if run.recorder.saved == run.step or run.step == 0:
+    if run.recorder.saved == run.step or _at_start(run):
         return False
     by_steps = bool(settings.every_steps) and run.step % settings.every_steps == 0
     by_epochs = bool(settings.every_epochs) and run.step % (settings.every_epochs * run.plan.steps_per_epoch) == 0
@@ -46,3 +46,8 @@ def is_done(run: Run) -> bool:
 def at_end(run: Run) -> bool:
     """Whether no step is left, or a callback ends training."""
     return run.step >= run.total_steps or run.recorder.stop_reason() is not None
+
+
+def _at_start(run: Run) -> bool:
+    """Whether nothing is trained yet that will be."""
+    return run.step == 0 < run.total_steps

@@ -100,13 +100,26 @@ def _measure(run: Run, model: nn.Module, number: int, batch: Any) -> Any:
 
 def _share(run: Run, split: Split) -> Sequence[int]:
     """The numbers of the split's batches that this process takes."""
-    return run.strategy.peers.portion(-(-len(split.dataset) // run.config.evaluate.batch_size))
+    return run.strategy.peers.portion(-(-_samples(run, split) // run.evaluate.batch_size))
+
+
+def _samples(run: Run, split: Split) -> int:
+    """How many an evaluation takes, from the first on."""
+    limit, size = run.evaluate.limit if split.name == "valid" else None, len(split.dataset)
+    return size if limit is None else min(limit * run.evaluate.batch_size, size)
+
+
+def left_out(run: Run, split: str) -> str:
+    """What an evaluation takes, in words, where `evaluate.limit` leaves something out; else nothing."""
+    part = run.splits[split]
+    taken, size = _samples(run, part), len(part.dataset)
+    return f"the first {taken:,} of {size:,} samples of {split} (evaluate.limit={run.evaluate.limit})" if taken < size else ""
 
 
 def _loader(run: Run, split: Split) -> Loader:
     """The split's loader, made at its first use and kept with its workers."""
     if split.loader is None:
-        settings, size, length = run.config.loader, run.config.evaluate.batch_size, len(split.dataset)
+        settings, size, length = run.config.loader, run.evaluate.batch_size, len(split.dataset)
         keys = list(evaluation_keys(length, size))
         split.loader = Loader(
             split.keyed,

@@ -12,6 +12,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.build import load_state
 from samewise.runner.records import shards
 from samewise.runner.records.digest import weights_sha256
+from samewise.runner.training.evaluation import left_out
 from samewise.runner.training.finite import require_finite_model
 from samewise.runner.training.run import Run
 
@@ -90,7 +91,8 @@ def weights_digest(run: Run) -> str:
 
 def summarise(run: Run) -> dict[str, Any]:
     """How the run ended, as in summary.json."""
-    seconds = run.progress.seconds
+    seconds, evaluated = run.progress.seconds, left_out(run, "valid")
+    metrics = {"final": run.progress.metrics, "best": run.progress.best, "monitor": run.evaluate.monitor}
     return {
         "status": "finished",
         "fingerprint": run.fingerprint,
@@ -99,7 +101,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "steps": run.step,
         "epochs": run.epoch,
         "stopped_early": run.recorder.stop_reason(),
-        "metrics": {"final": run.progress.metrics, "best": run.progress.best, "monitor": run.evaluate.monitor},
+        "metrics": {**metrics, "evaluated": evaluated} if evaluated else metrics,
         "mlflow_run_id": run.recorder.tracker.run_id(),
         "timings": {"training_s": round(seconds, 3), "step_ms": round(1000 * seconds / max(run.step, 1), 3)},
     }

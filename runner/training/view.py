@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from samewise.runner.errors import Problem
 from samewise.runner.interfaces import RunView
 from samewise.runner.training.due import at_end, evaluation_interval
+from samewise.runner.training.evaluation import left_out
 from samewise.runner.training.run import Run
 
 
@@ -67,6 +68,10 @@ class View:
     @property
     def evaluation_interval(self) -> int:
         return evaluation_interval(self.__run)
+
+    @property
+    def left_out(self) -> str:
+        return left_out(self.__run, "valid")
 
     @property
     def metrics(self) -> Mapping[str, float]:

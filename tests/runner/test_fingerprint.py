@@ -48,6 +48,11 @@ def test_what_cannot_change_a_result_is_outside(override: str) -> None:
     assert fingerprint(composed(override)) == fingerprint(composed())
 
 
+def test_a_setting_that_older_versions_did_not_have_is_inside_only_where_it_says_something() -> None:
+    assert "limit" not in identity(composed())["evaluate"]
+    assert identity(composed("evaluate.limit=2"))["evaluate"]["limit"] == 2
+
+
 @pytest.mark.parametrize("override", ["strategy.max_restarts=3", "strategy.timeout_s=60", "strategy.join_timeout_s=5", "strategy.grace_s=1"])
 def test_how_ranks_wait_and_start_again_is_outside_even_where_the_strategy_is_inside(override: str) -> None:
     assert fingerprint(composed("strategy=ddp", override)) == fingerprint(composed("strategy=ddp")) != fingerprint(composed())
@@ -58,6 +63,7 @@ def test_how_ranks_wait_and_start_again_is_outside_even_where_the_strategy_is_in
     [
         "seed=1",
         "max_epochs=11",
+        "evaluate.limit=2",
         "batch_size=32",
         "replicas=2",
         "accumulate=2",

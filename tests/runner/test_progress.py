@@ -41,7 +41,18 @@ def test_without_a_terminal_the_end_is_foretold_after_some_steps_and_then_told_o
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     bar = progress.ProgressBar()
     run = SimpleNamespace(
-        is_main=True, step=0, label="a", folder="b", device="cpu", parameters=1, samples=1, total_steps=200, batch_size=1, steps_per_epoch=200, max_epochs=1
+        is_main=True,
+        step=0,
+        label="a",
+        folder="b",
+        device="cpu",
+        parameters=1,
+        samples=1,
+        total_steps=200,
+        batch_size=1,
+        steps_per_epoch=200,
+        max_epochs=1,
+        left_out="",
     )
     bar.on_start(run)
     for step in range(1, 201):

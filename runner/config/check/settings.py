@@ -16,7 +16,7 @@ Config = Mapping[str, Any]
 
 LOWEST: dict[str, float] = {
     "max_epochs": 1,
-    "max_steps": 1,
+    "max_steps": 0,
     "batch_size": 1,
     "replicas": 1,
     "accumulate": 1,
@@ -25,6 +25,7 @@ LOWEST: dict[str, float] = {
     "evaluate.every_epochs": 1,
     "evaluate.every_steps": 1,
     "evaluate.batch_size": 1,
+    "evaluate.limit": 1,
     "checkpoint.every_epochs": 1,
     "checkpoint.every_steps": 1,
     "checkpoint.keep_last": 1,

@@ -1,0 +1,67 @@
+"""What of the validation split is evaluated, and when: `evaluate.limit`, and a run of no steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+TINY = [
+    "experiment=resnet18_digits",
+    "debug=tiny",
+    "model.width=4",
+    "tracking=none",
+    "evaluate.pictures=false",
+    "callbacks=[progress]",
+    "evaluate.batch_size=16",
+]
+
+
+def trained(samewise, root, *overrides):
+    done = samewise("train", *TINY, *overrides, f"run_root={root}")
+    assert done.returncode == 0, done.stderr
+    return done, next(root.glob("*/*/summary.json")).parent
+
+
+def test_a_run_of_no_steps_evaluates_and_saves_what_the_model_is(samewise, tmp_path) -> None:
+    done, folder = trained(samewise, tmp_path, "max_steps=0")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["status"], summary["metrics"]["best"]["step"]) == (0, "finished", 0)
+    assert {"valid/loss", "valid/accuracy"} <= summary["metrics"]["final"].keys()
+    assert torch.load(folder / "checkpoints/step-00000000/state.pt", weights_only=True)["metrics"] == summary["metrics"]["final"]
+    assert "0 steps of 16" in done.stderr
+    again = samewise("eval", folder, "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["metrics"] == summary["metrics"]["final"]
+    assert "already finished" in samewise("train", *TINY, "max_steps=0", f"run_root={tmp_path}").stdout
+    assert samewise("verify", folder).returncode in (0, 2)  # no step to compare is told, not crashed upon
+
+
+def test_of_a_limited_evaluation_the_first_batches_count_and_it_is_said_where_its_numbers_are(samewise, tmp_path) -> None:
+    done, folder = trained(samewise, tmp_path, "max_steps=0", "evaluate.limit=2", "evaluate.every_steps=1")
+    said = "the first 32 of 64 samples of valid (evaluate.limit=2)"
+    assert f"  evaluates {said}" in done.stderr.splitlines()
+    assert said in done.stdout
+    limited = json.loads((folder / "summary.json").read_text())["metrics"]
+    assert limited["evaluated"] == said
+    short = samewise("eval", folder, "--json")
+    assert json.loads(short.stdout)["metrics"] == limited["final"]
+    assert json.loads(short.stdout)["evaluated"] == said
+    whole = json.loads(samewise("eval", folder, "evaluate.limit=null", "--json").stdout)
+    assert whole["evaluated"] == ""
+    assert whole["metrics"]["valid/loss"] != limited["final"]["valid/loss"]
+    other = json.loads(samewise("eval", folder, "--split", "train", "--json").stdout)
+    assert other["evaluated"] == "", "only the validation split is cut short"
+
+
+def test_a_limit_beyond_the_split_is_none(samewise, tmp_path) -> None:
+    done, _ = trained(samewise, tmp_path, "max_steps=0", "evaluate.limit=400")
+    assert "evaluate.limit" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("override", ["evaluate.limit=0", "max_steps=-1"])
+def test_what_cannot_be_is_refused(samewise, override) -> None:
+    done = samewise("check", *TINY, override)
+    assert done.returncode == 2
+    assert "is too small" in done.stderr
