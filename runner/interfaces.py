@@ -143,7 +143,7 @@ class Outcome:
         step: Counts from 1.
         losses: By name, each the mean over what the recipe counts.
         count: How much that was.
-        gradient_norm: The 2-norm of the last phase's gradient, before clipping.
+        gradient_norms: The 2-norm of each phase's gradient before clipping, by name, in the order of the phases: `gradient_norm`, `generator/gradient_norm`.
         batch: A digest of the batch as it was loaded; 0 where the step is not traced.
         inputs: A digest of it as the model got it.
     """
@@ -151,9 +151,14 @@ class Outcome:
     step: int
     losses: Mapping[str, float]
     count: float
-    gradient_norm: float
+    gradient_norms: Mapping[str, float]
     batch: int
     inputs: int
+
+    @property
+    def gradient_norm(self) -> float:
+        """The last phase's."""
+        return list(self.gradient_norms.values())[-1]
 
 
 class RunView(Protocol):

@@ -50,7 +50,8 @@ def fit(run: Run) -> dict[str, Any]:
 def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     """One optimizer step on one global batch; several, in the recipe's order, where it has several phases."""
     losses: dict[str, float] = {}
-    tally, norm, seen = Tally(), 0.0, []
+    norms: dict[str, float] = {}
+    tally, seen = Tally(), []
     run.schedule.before_step(run.step)
     for phase in run.phases:
         if phase.number:
@@ -60,13 +61,14 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
             tallies = run.strategy.carry(micro_batches, partial(_forward, run, phase))
         tally = run.strategy.reduce(tallies)
         seen += tally.seen
-        norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
-        losses |= tally.means(prefix="" if len(run.phases) == 1 else f"{phase.spec.name}/")
+        prefix = "" if len(run.phases) == 1 else f"{phase.spec.name}/"
+        norms[f"{prefix}gradient_norm"] = norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
+        losses |= tally.means(prefix=prefix)
         require_finite_step(run, losses, norm)
         run.precision.stepper(phase.optimizer)()
     run.precision.update()
     run.progress.step += 1
-    return Outcome(run.step, losses, tally.count, norm, combine([a for a, _ in seen]), combine([b for _, b in seen]))
+    return Outcome(run.step, losses, tally.count, norms, combine([a for a, _ in seen]), combine([b for _, b in seen]))
 
 
 def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Callable[[], Tally]]:

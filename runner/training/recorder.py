@@ -46,7 +46,7 @@ class Recorder:
         self._is_recording = True
         self.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
         if outcome.step % self.log_every_steps == 0:
-            self.log({f"train/{name}": value for name, value in outcome.losses.items()}, outcome.step)
+            self.log({f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())}, outcome.step)
         for callback in self.callbacks.values():
             callback.on_step(self.view, outcome)
         self._is_recording = False

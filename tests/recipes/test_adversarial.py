@@ -123,7 +123,16 @@ def test_it_trains_with_all_that_a_run_may_have(samewise, tmp_path):
     assert [optimizer["class"] for optimizer in environment["optimizers"].values()] == ["Adam", "SGD"]
     assert {group["name"] for group in environment["optimizers"]["generator"]["groups"]} == {"norms", "rest"}
     assert made["metrics"]["final"].keys() >= {"ema/valid/energy_distance", "valid/real_accuracy"}
-    for name in ("discriminator/loss", "discriminator/real", "discriminator/fake", "generator/loss", "lr/generator", "lr/discriminator"):
+    for name in (
+        "discriminator/loss",
+        "discriminator/real",
+        "discriminator/fake",
+        "generator/loss",
+        "lr/generator",
+        "lr/discriminator",
+        "discriminator/gradient_norm",
+        "generator/gradient_norm",
+    ):
         assert len(logged(folder, f"train/{name}")) == 20, name
     assert logged(folder, "train/lr/generator")[0] == 0.01
     assert logged(folder, "train/lr/generator")[-1] < 0.01

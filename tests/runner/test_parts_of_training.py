@@ -183,13 +183,26 @@ def test_what_a_step_and_its_callbacks_log_goes_out_together_and_what_others_log
     made.log({"before": 1.0}, 0)
     assert noting.logged == [({"before": 1.0}, 0)]
     for step in range(1, 5):
-        made.record(Outcome(step, {"loss": 0.5, "part": 0.25}, 8.0, 1.0, 0, 0))
-    assert noting.logged[1:] == [({"twice": 2.0}, 1), ({"twice": 4.0}, 2), ({"train/loss": 0.5, "train/part": 0.25, "twice": 6.0}, 3), ({"twice": 8.0}, 4)]
+        made.record(Outcome(step, {"loss": 0.5, "part": 0.25}, 8.0, {"gradient_norm": 1.0}, 0, 0))
+    assert noting.logged[1:] == [
+        ({"twice": 2.0}, 1),
+        ({"twice": 4.0}, 2),
+        ({"train/loss": 0.5, "train/part": 0.25, "train/gradient_norm": 1.0, "twice": 6.0}, 3),
+        ({"twice": 8.0}, 4),
+    ]
     made.log({"valid/loss": 1.0}, 4)
     assert noting.logged[-1] == ({"valid/loss": 1.0}, 4)
     made.callbacks.clear()
-    made.record(Outcome(5, {"loss": 0.5}, 8.0, 1.0, 0, 0))
+    made.record(Outcome(5, {"loss": 0.5}, 8.0, {"gradient_norm": 1.0}, 0, 0))
     assert len(noting.logged) == 6, "nothing is sent where nothing was logged"
+
+
+def test_a_step_tells_the_norm_of_its_gradient_before_clipping(run: Run) -> None:
+    outcome = train_step(dataclasses.replace(run, clip_norm=1e-3), next(training_batches(run)))
+    clipped = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in run.parameters if p.grad is not None]))
+    assert list(outcome.gradient_norms) == ["gradient_norm"]
+    assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
+    assert 0.1 < outcome.gradient_norm == outcome.gradient_norms["gradient_norm"]
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1e-3, 1e3])
