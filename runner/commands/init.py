@@ -28,6 +28,7 @@ what it makes:
   pyproject.toml          [tool.samewise]: the package that configs may name, the folder of configs, the experiment that plain `samewise train` trains
   NAME/data.py, model.py  a data set and a model of your own
   configs/                a choice for each of them, and the experiment `first`
+  .schema/, .vscode/      by which an editor completes and checks the configs; `samewise schema` writes them anew
   tests/, Makefile        `make test` trains a tiny version twice and compares the weights
 
 then:
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(Problem(str(error.filename or folder), f"cannot be written: {error.strerror}", hint="nothing has been made")) from None
     print(f"made {folder}:")
     print("\n".join(f"  {name}" for name in made))
+    _write_schema(folder)
     print("\nnext:" + (f"\n  cd {folder}" if folder.resolve() != Path.cwd() else "") + "\n  samewise train")
     return 0
 
@@ -73,6 +75,15 @@ def make(folder: Path, package: str) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         _move(Path(beside), folder)
     return made
+
+
+def _write_schema(folder: Path) -> None:
+    """What .vscode/settings.json and the first lines of the configs lead an editor to."""
+    from samewise.runner.config.json_schema import write
+    from samewise.runner.config.project import find
+
+    print("  .schema/ (for editors)", flush=True)
+    write(find(folder), folder / ".schema")
 
 
 def _move(source: Path, folder: Path) -> None:

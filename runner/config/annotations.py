@@ -19,7 +19,7 @@ from typing import Any, Literal, Union, cast
 
 _SEQUENCES = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
-_OBJECTS = ("torch.Tensor", "torch.nn.modules.module.Module", "torch.dtype", "torch.Generator")
+OBJECTS = ("torch.Tensor", "torch.nn.modules.module.Module", "torch.dtype", "torch.Generator")
 """Classes that no scalar of a config can stand for."""
 
 
@@ -69,7 +69,7 @@ def describe_type(annotation: Any) -> str:
         return "null"
     if typing.get_origin(annotation) is Union or isinstance(annotation, types.UnionType):
         members = typing.get_args(annotation)
-        plain = [one for one in members if one is not type(None) and not (isinstance(one, type) and _name(one) in _OBJECTS)]
+        plain = [one for one in members if one is not type(None) and not (isinstance(one, type) and _name(one) in OBJECTS)]
         return " or ".join(dict.fromkeys(filter(None, map(describe_type, [one for one in members if one in plain or one is type(None)] if plain else members))))
     if typing.get_origin(annotation) is Literal:
         return "one of: " + ", ".join(map(str, typing.get_args(annotation)))
@@ -101,7 +101,7 @@ def _fits_class(value: Any, kind: type) -> bool:
     if issubclass(kind, enum.Enum):
         members = kind.__members__
         return not isinstance(value, str) or value.removeprefix(f"{kind.__name__}.") in members or value in [member.value for member in members.values()]
-    if _name(kind) in _OBJECTS or any(_name(base) == _OBJECTS[1] for base in kind.__mro__):
+    if _name(kind) in OBJECTS or any(_name(base) == OBJECTS[1] for base in kind.__mro__):
         return not isinstance(value, str | int | float) and value is not None
     return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Sequence
 from importlib import resources
@@ -99,11 +100,14 @@ def _mark(found: dict[str, str], under: str, value: Any, label: str) -> None:
         found[path] = label
 
 
+_FOR_PROGRAMS = re.compile(r"@package|yaml-language-server:")
+
+
 def _comment(loader: ConfigLoaderImpl, config: str) -> str:
-    """The first comment of a config file that says something (not `# @package`)."""
+    """The first comment of a config file that says something (neither `# @package` nor an editor's)."""
     for source in loader.get_sources():
         if source.is_config(config):
-            return next((line.lstrip("# ").strip() for line in _head(source, config) if line.startswith("#") and "@package" not in line), "")
+            return next((line.lstrip("# ").strip() for line in _head(source, config) if line.startswith("#") and not _FOR_PROGRAMS.search(line)), "")
     return ""
 
 

@@ -93,16 +93,15 @@ REFUSED = {
 
 def kinds_at(path: str) -> tuple[Kind, ...]:
     """What may stand at a path; all there is where the path is no place of a component, such as a part that others refer to."""
-    pattern = next((one for one in KINDS if re.fullmatch(_expression(one), path)), None)
-    if pattern is not None:
+    if (pattern := place_at(path)) is not None:
         return (KINDS[pattern],)
     pattern = next((one for one in KINDS if re.match(_expression(one) + r"\.", path)), None)
     return PARTS.get(pattern, ()) if pattern is not None else (*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))
 
 
-def is_place(path: str) -> bool:
-    """Whether a component is built for this path itself, rather than as an argument of another."""
-    return any(re.fullmatch(_expression(one), path) for one in KINDS)
+def place_at(path: str) -> str | None:
+    """The place, as `KINDS` writes it, whose component is built for this path itself, rather than as an argument of another."""
+    return next((one for one in KINDS if re.fullmatch(_expression(one), path)), None)
 
 
 def packages_at(path: str) -> tuple[str, ...]:
@@ -123,7 +122,7 @@ def takes(path: str, found: Any, own: Sequence[str]) -> bool:
         found: What was found under that name.
         own: The user's packages.
     """
-    if isinstance(found, type) and within(found.__module__, own) and not found.__name__.startswith("_") and not is_place(path):
+    if isinstance(found, type) and within(found.__module__, own) and not found.__name__.startswith("_") and place_at(path) is None:
         return True  # an argument of whatever class, from a package that is the user's code
     return any(_is(kind, found, own) for kind in kinds_at(path))
 
@@ -158,17 +157,23 @@ def describe_kinds(path: str) -> str:
     return " or ".join(dict.fromkeys(kind.words for kind in kinds_at(path))) or "no component"
 
 
-def reachable() -> dict[str, tuple[str, str]]:
-    """Everything that a config can have called, less what the user's packages hold: its shortest name, to its kind and `class` or what a function returns."""
-    found = dict[tuple[Kind, Any], str]()
+def known() -> dict[tuple[Kind, Any], list[str]]:
+    """Everything that a config can have called, less what the user's packages hold, by kind: all its names, the shortest first."""
+    found = dict[tuple[Kind, Any], list[str]]()
     for kind in dict.fromkeys((*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))):
         for package in kind.packages:
             for module in _modules(package):
                 for name, one in vars(module).items():
                     if not name.startswith("_") and _is(kind, one):
-                        found[kind, one] = min(found.get((kind, one), ""), f"{module.__name__}.{name}", key=lambda name: (not name, len(name), name))
+                        found.setdefault((kind, one), []).append(f"{module.__name__}.{name}")
+    return {key: sorted(names, key=lambda name: (len(name), name)) for key, names in found.items()}
+
+
+def reachable() -> dict[str, tuple[str, str]]:
+    """The same by name: its kind and `class`, or what a function returns."""
     return {
-        name: (kind.words, "class" if isinstance(one, type) else f"returns {getattr(returned_by(one), '__name__', '')}") for (kind, one), name in found.items()
+        names[0]: (kind.words, "class" if isinstance(one, type) else f"returns {getattr(returned_by(one), '__name__', '')}")
+        for (kind, one), names in known().items()
     }
 
 

@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from jsonschema import Draft7Validator
+from referencing import Registry, Resource
 from samewise_docs_pages import PAGES, Block, Command, blocks, first_not_printed, links, make_files
 from samewise_docs_settings_table import PAGE, written
 
 from samewise.runner.commands import commands
-from samewise.runner.config import project
+from samewise.runner.config import json_schema, project
 from samewise.runner.config.compose import compose
 
 WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
@@ -91,6 +94,22 @@ def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytes
                 seen.add(tuple(overrides))
                 found = compose(overrides, project=here, strict=False).problems
                 assert bool(found) == bool(command.exit_code), (command.text, found)
+
+
+@pytest.mark.slow
+def test_every_config_that_is_shown_is_fit_by_the_schema_that_editors_check_it_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for page in WITH_COMMANDS:
+        make_files(PAGES[page].read_text(), tmp_path)
+    shown = [(file.parent.name, file.read_text()) for file in sorted((tmp_path / "configs").rglob("*.yaml"))]
+    every = [block for path in PAGES.values() for block in blocks(path.read_text())]
+    shown += [("experiment", block.text) for block in every if block.file is None and block.text.startswith("# @package _global_")]
+    schemas, problems = json_schema.of_project(project.find(tmp_path))
+    registry = Registry().with_resource("definitions.json", Resource.from_contents(schemas["definitions"]))
+    found = {text: [error.message for error in Draft7Validator(schemas[group], registry=registry).iter_errors(yaml.safe_load(text))] for group, text in shown}
+    assert problems == []
+    assert len(found) > 5
+    assert {text: wrong for text, wrong in found.items() if wrong} == {}
 
 
 def test_the_table_of_settings_is_that_of_the_schema() -> None:

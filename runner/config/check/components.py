@@ -94,7 +94,7 @@ def _of(node: Node, path: str, packages: Sequence[str]) -> Iterator[Problem]:
 def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
     names = [name for name, parameter in parameters.items() if parameter.kind in _NAMED]
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        further = _passed_on(made)
+        further = passed_on(made)
         if further is None:
             return
         names += further
@@ -109,7 +109,7 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
             )
 
 
-def _passed_on(made: Callable[..., Any]) -> list[str] | None:
+def passed_on(made: Callable[..., Any]) -> list[str] | None:
     """The arguments that torchvision's model functions pass on to the class they return; None if that cannot be determined."""
     returned = evaluate(inspect.signature(made).return_annotation, made)
     if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):

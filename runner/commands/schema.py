@@ -1,0 +1,39 @@
+"""Write JSON Schemas of all config files, by which editors complete and check them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from samewise.runner.commands import add_project, project_from
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write them (default: .schema in the project's folder)")
+    add_project(parser)
+    parser.epilog = """\
+Groups, choices, settings and the arguments of all classes that a config may name, those of your own packages that your configs name included:
+write them anew when you have added a class or a choice. An editor with a YAML language server then completes them, and marks unknown keys and
+wrong types. It takes the schema from a line in the config file:
+
+  # yaml-language-server: $schema=../../.schema/model.json        in configs/model/mine.yaml
+  # yaml-language-server: $schema=../../.schema/experiment.json   in configs/experiment/mine.yaml, and in all that is `@package _global_`
+
+or, in VS Code with the extension YAML, from `yaml.schemas` in .vscode/settings.json. `samewise init` writes both.
+
+examples:
+  samewise schema
+  samewise schema --out ~/schemas --package lab --config-dir configs"""
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.config.json_schema import write
+
+    project = project_from(args)
+    folder = args.out or project.root / ".schema"
+    files, problems = write(project, folder)
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    print(f"{len(files)} files in {folder}; `samewise schema --help` says how an editor finds them")
+    return 0

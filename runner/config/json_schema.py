@@ -1,0 +1,239 @@
+"""JSON Schema of config files, for editors: of the root with whole experiments, and of each group.
+
+A file may leave out what others give (`defaults`, an experiment, the command line), so nothing is required of it; what is written is held to what takes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import OmegaConf
+
+from samewise.runner.config import json_types, slots
+from samewise.runner.config.catalogue import choices_of, field_summaries
+from samewise.runner.config.check.components import passed_on
+from samewise.runner.config.instantiate import locate
+from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed
+from samewise.runner.config.loader import config_loader, groups
+from samewise.runner.config.project import Project
+from samewise.runner.config.schema import Experiment
+from samewise.runner.config.tree import flat
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.files import write_atomically
+
+DRAFT = "http://json-schema.org/draft-07/schema#"
+ROOT = "experiment"
+"""The schema of the root, and of all files that are `@package _global_`."""
+MARK = "written by `samewise schema`"
+SPLITS = ("train", "valid", "test")
+Members = dict[Any, list[str]]
+"""Classes and functions, each with all its names."""
+
+
+def of_project(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
+    """The schemas by name: `experiment` (the root, and all else that is `@package _global_`), each group that is a key of the root, and `definitions`.
+
+    Args:
+        project: Whose choices and packages count, beside samewise's.
+
+    Returns:
+        (schemas, what is wrong with components that the project's own files name: nothing is known of their arguments).
+    """
+    writer = Writer(project)
+    definitions = {_id(name): one for name, one in writer.definitions().items()}
+    wholes = {name: _id(f"file of {name}") for name in writer.choices} | {ROOT: "root"}
+    head = {"$schema": DRAFT, "$comment": MARK}
+    schemas = {name: head | {"allOf": [{"$ref": f"definitions.json#/definitions/{whole}"}]} for name, whole in wholes.items() if whole in definitions}
+    return {**schemas, "definitions": head | {"definitions": definitions}}, writer.problems
+
+
+def write(project: Project, folder: Path) -> tuple[list[Path], list[Problem]]:
+    """Write the schemas into a folder.
+
+    Returns:
+        (the files, problems as of `of_project`).
+
+    Raises:
+        ConfigError: a file of one of their names is there, and is something else.
+    """
+    schemas, problems = of_project(project)
+    files = {folder / f"{name}.json": schema for name, schema in schemas.items()}
+    strange = [file for file in files if file.exists() and MARK not in file.read_text(encoding="utf-8", errors="replace")[:200]]
+    if strange:
+        raise ConfigError(*[Problem(str(file), "is there, and not a schema of samewise's", hint="--out names another folder") for file in strange])
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, schema in files.items():
+        write_atomically(file, json.dumps(schema, indent=1, default=str) + "\n")
+    return list(files), problems
+
+
+class Writer:
+    """Writes the definitions that all schemas share."""
+
+    def __init__(self, project: Project) -> None:
+        loader = config_loader(project)
+        self.packages = project.packages
+        self.problems = list[Problem]()
+        self.choices = {group: choices_of(group, project=project) for group in groups(loader)}
+        found = slots.known()
+        self.places: dict[str, Members] = {place: {one: names for (of, one), names in found.items() if of == kind} for place, kind in slots.KINDS.items()}
+        self.parts: Members = {one: names for (kind, one), names in found.items() if any(kind in kinds for kinds in slots.PARTS.values())}
+        self.facts = dict[str, set[str]]()
+        self.used = dict[str, list[str]]()  # by path, and by place: the components that choices have there
+        short = {name: names[0] for names in found.values() for name in names}
+        for group, names in self.choices.items():
+            for name in names:
+                self._read(loader, group, name, short)
+
+    def _read(self, loader: ConfigLoaderImpl, group: str, name: str, short: dict[str, str]) -> None:
+        """Take from a choice's file which components are used where, and which keys there are."""
+        loaded = loader.repository.load_config(f"{group}/{name}")
+        assert loaded is not None
+        raw: Any = OmegaConf.to_container(loaded.config, resolve=False)
+        under = "" if loaded.header["package"] == "_global_" else group.replace("/", ".")
+        if under and isinstance(raw, dict):
+            self.facts.setdefault(group, set()).update(map(str, raw))
+        for free, fact in re.findall(r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)):  # an experiment may add facts that it refers to
+            self.facts.setdefault(free, set()).add(fact)
+        for path, target in flat(raw, under):
+            where, _, last = path.rpartition(".")
+            if last == "_target_" and isinstance(target, str) and (target in short or self._is_own(target, where)):
+                for key in filter(None, (where, slots.place_at(where))):
+                    self.used.setdefault(key, []).append(short.get(target, target))
+
+    def _is_own(self, target: str, path: str) -> bool:
+        """Note a component of the user's own, if it is one and nothing is wrong with it."""
+        if not slots.within(target, self.packages):
+            return False
+        try:
+            found = locate(target, path, self.packages)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return False
+        place = slots.place_at(path)
+        names = (self.places[place] if place else self.parts).setdefault(found, [])
+        names.extend([target] if target not in names else [])
+        return True
+
+    def definitions(self) -> dict[str, Schema]:
+        """Of components, places, choices, groups, files and the root, by name."""
+        every = {name: one for members in (*self.places.values(), self.parts) for one, names in members.items() for name in names[:1]}
+        self.found: dict[str, Schema] = {name: json_types.of_call(one, passed_on) for name, one in every.items()}
+        for names in self.used.values():
+            names[:] = [name for name in dict.fromkeys(names) if name in self.found]
+        self.found |= json_types.SHARED
+        for name, members in (("part", self.parts), *self.places.items()):
+            self.found |= {f"target of {name}": self._target(members), name if name == "part" else f"place {name}": _component(name, members)}
+        for group, names in self.choices.items():
+            self.found[f"choice of {group}"] = _choice(names)
+        self.found["by group"] = self._by_group()
+        summaries, kinds, keys = field_summaries(Experiment), typing.get_type_hints(Experiment), dict[str, Schema]()
+        for field in dataclasses.fields(Experiment):
+            name = field.name
+            whole = self._settings(name, kinds[name]) if dataclasses.is_dataclass(kinds[name]) else self._value(name) or json_types.of(kinds[name])
+            if name in self.choices:
+                self.found[name] = whole
+                self.found[f"file of {name}"] = self._file(name, self._value(name, of_file=True) or whole)
+            keys[name] = {
+                "description": summaries.get(name) or json_types.description(kinds[name]),
+                **({"allOf": [_ref(name)]} if name in self.choices else whole),
+            }
+        self.found["root"] = self._file("", closed(keys | {"defaults": DEFAULTS}))
+        return self.found
+
+    def _value(self, group: str, *, of_file: bool = False) -> Schema | None:
+        """What stands under the key of a group; in a file of the group itself there may be facts of any name, for other files to refer to."""
+        facts: dict[str, Schema] = dict.fromkeys(sorted(self.facts.get(group, ())), ANY)
+        free: Any = ANY if of_file else False
+        if group == "dataset":
+            return closed(facts | {split: self._changed("dataset.*") for split in SPLITS} | {"defaults": DEFAULTS}, additionalProperties=free)
+        if group == "transforms":
+            one = {"type": ["object", "string"], "if": {"type": "object"}, "then": _ref("place transforms.*.*.*"), "else": REFERENCE}
+            listed = {"type": ["array", "string", "null"], "items": one, "if": {"type": "string"}, "then": REFERENCE}
+            phases = dict.fromkeys(("train", "eval"), closed({"sample": listed, "batch": listed}))
+            return closed(facts | phases | {"defaults": DEFAULTS}, additionalProperties=free)
+        if group == "callbacks":
+            known = {name: self._changed("callbacks.*", f"callbacks.{name}") for name in facts}
+            return closed(known | {"defaults": DEFAULTS}, additionalProperties=_ref("place callbacks.*"))
+        if group == "initialise":
+            return closed(facts | {"defaults": DEFAULTS})
+        if group == "param_groups":
+            return {"type": "object", "properties": {"defaults": DEFAULTS}, "additionalProperties": {"type": ["object", "null"]}}
+        if group == "optimizer":  # or one for each phase
+            changed = self._changed(group)
+            return changed | {"else": changed["else"] | {"additionalProperties": _ref("optimizer")}}
+        return self._changed(group) if group in slots.KINDS else None
+
+    def _changed(self, place: str, path: str = "") -> Schema:
+        """A component, or what is changed of the chosen one: arguments of any of those that choices have there."""
+        several = dict[str, list[Schema]]()
+        for name in self.used.get(path or place, ()):
+            for key, value in self.found[name]["properties"].items():
+                if value not in several.setdefault(key, []):
+                    several[key].append(value)
+        keys = {key: values[0] if len(values) == 1 else {"anyOf": values} for key, values in several.items()} | {"_target_": _ref(f"target of {place}")}
+        return {
+            "if": {"type": "object", "required": ["_target_"]},
+            "then": _ref(f"place {place}"),
+            "else": closed(keys, type=["object", "null"]),
+        }
+
+    def _settings(self, name: str, kind: type) -> Schema:
+        """Of a dataclass of settings."""
+        about, kinds, keys = field_summaries(kind), typing.get_type_hints(kind), dict[str, Schema]()
+        for field, one in kinds.items():
+            whole = self._changed(f"{name}.{field}") if f"{name}.{field}" in slots.KINDS else json_types.of(one)
+            keys[field] = whole | {"description": about[field]}
+        return closed(keys | {"defaults": DEFAULTS})
+
+    def _target(self, members: Members) -> Schema:
+        others = sorted(name for names in members.values() for name in names[1:])
+        patterns = [*([f"^({'|'.join(map(re.escape, others))})$"] if others else []), *([rf"^({'|'.join(self.packages)})\."] if self.packages else [])]
+        return {"anyOf": [{"enum": sorted(names[0] for names in members.values())}, *({"type": "string", "pattern": one} for one in patterns), REFERENCE]}
+
+    def _by_group(self) -> Schema:
+        """An entry of a defaults list that chooses of a group."""
+        patterns = {rf"^((override|optional) )*/?{group}(@[\w.]+)?$": _ref(f"choice of {group}") for group in self.choices}
+        return closed({f"override /{group}": _ref(f"choice of {group}") for group in self.choices}, patternProperties=patterns, maxProperties=1)
+
+    def _file(self, group: str, whole: Schema) -> Schema:
+        """A file of a group, or of the root: with the list of what it builds on."""
+        siblings: Iterable[str] = self.choices.get(group, ())
+        names = {"enum": ["_self_", *siblings]}
+        others = {"type": "string", "pattern": r"[/@$]"} if group else {"type": "string"}
+        defaults = {"type": "array", "items": {"anyOf": [names, others, _ref("by group")]}, "description": "What this builds on; later lines win."}
+        return {"type": "object", "properties": {"defaults": defaults}, "allOf": [whole]}
+
+
+def _component(name: str, members: Members) -> Schema:
+    cases = [
+        {"if": {"properties": {"_target_": _named(names)}, "required": ["_target_"]}, "then": _ref(names[0])}
+        for names in sorted(members.values(), key=lambda names: names[0])
+    ]
+    return {"type": "object", "properties": {"_target_": _ref(f"target of {name}")}, "required": ["_target_"], "allOf": cases}
+
+
+def _named(names: list[str]) -> Schema:
+    """Any of a component's names; an editor offers the first alone."""
+    return {"anyOf": [{"const": names[0]}, *([{"type": "string", "pattern": f"^({'|'.join(map(re.escape, names[1:]))})$"}] if names[1:] else [])]}
+
+
+def _choice(names: dict[str, str]) -> Schema:
+    one = {"enum": list(names), "enumDescriptions": list(names.values())}
+    return {"anyOf": [one, {"type": "array", "items": one}, REFERENCE, {"type": "null"}]}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/definitions/{_id(name)}"}
+
+
+def _id(name: str) -> str:
+    """A name as it can stand in a pointer."""
+    return re.sub(r"[^\w.]", "-", name)

@@ -1,0 +1,214 @@
+"""The schemas that editors complete and check config files by."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+from omegaconf import OmegaConf
+from referencing import Registry, Resource
+
+from samewise.runner.commands.init import make
+from samewise.runner.config import json_schema, project
+
+Run = Callable[..., Any]
+SERVER = "yaml-language-server@1.19.2"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A new project with its schemas."""
+    folder, path = tmp_path_factory.mktemp("schema") / "lab", list(sys.path)
+    make(folder, "schema_lab")
+    json_schema.write(project.find(folder), folder / ".schema")
+    yield folder
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "schema_lab"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def wrong(lab: Path) -> Callable[[str, Any], list[str]]:
+    """What a group's schema finds wrong in what a file says."""
+    schemas = {file.stem: json.loads(file.read_text()) for file in (lab / ".schema").iterdir()}
+    Draft7Validator.check_schema(schemas["definitions"])
+    registry = Registry().with_resource("definitions.json", Resource.from_contents(schemas["definitions"]))
+    validators = {name: Draft7Validator(schema, registry=registry) for name, schema in schemas.items()}
+
+    def find(group: str, said: Any) -> list[str]:
+        said = yaml.safe_load(said) if isinstance(said, str) else said
+        return [error.message for error in validators[group if group in validators else "experiment"].iter_errors(said)]
+
+    return find
+
+
+def files_of(folder: Path) -> list[tuple[str, Path]]:
+    return [(file.relative_to(folder).parts[0].removesuffix(".yaml"), file) for file in sorted(folder.rglob("*.yaml"))]
+
+
+@pytest.mark.parametrize("group", ["experiment", pytest.param("others", marks=pytest.mark.slow)])
+def test_all_configs_there_are_fit(lab: Path, repository: Path, wrong: Callable[[str, Any], list[str]], group: str) -> None:
+    every = [*files_of(repository / "configs"), *files_of(lab / "configs")]
+    mine = [(name, file) for name, file in every if (name == "experiment") == (group == "experiment")]
+    found = {str(file): wrong(name, OmegaConf.to_container(OmegaConf.load(file), resolve=False)) for name, file in mine}
+    assert found
+    assert {file: problems for file, problems in found.items() if problems} == {}
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("optimizer", "{_target_: torch.optim.SGD, momentun: 0.9}"),
+        ("optimizer", "{_target_: torch.optim.SGD, lr: fast}"),
+        ("optimizer", "{_target_: torch.optim.sgd.SGD, nesterov: 3}"),
+        ("optimizer", "{_target_: torch.optim.SDG}"),
+        ("model", "{_target_: torchvision.models.resnet18, num_clases: 3}"),
+        ("model", "{_target_: schema_lab.model.SmallNet, outputs: 3, widht: 4}"),
+        ("model", "{_target_: schema_lab.model.SmallNet, outputs: three}"),
+        ("dataset", "{train: {_target_: samewise.datasets.digits.Digits, splt: train}}"),
+        ("dataset", "{train: {_target_: torch.nn.Linear}}"),
+        ("transforms", "{train: {sample: [], bach: []}}"),
+        ("transforms", "{train: {batch: [{_target_: samewise.datasets.transforms.numeric.Normalize, men: 3}]}}"),
+        ("scheduler", "{_target_: samewise.runner.optim.schedules.Sequential, schedules: {a: {_target_: samewise.runner.optim.schedules.Cosine, tmax: 3}}}"),
+        ("callbacks", "{defaults: [progres]}"),
+        ("experiment", "{batch_sise: 3}"),
+        ("experiment", "{batch_size: many}"),
+        ("experiment", "{evaluate: {moniter: valid/loss}}"),
+        ("experiment", "{evaluate: {mode: maximum}}"),
+        ("experiment", "{loader: {order: {_target_: samewise.runner.data.order.First, sample: 3}}}"),
+        ("experiment", "{optimizer: {learning_rate: 0.1}}"),
+        ("experiment", "{dataset: {num_clases: 4}}"),
+        ("experiment", "{dataset: {train: {splt: train}}}"),
+        ("experiment", "{callbacks: {ema: {decoy: 0.9}}}"),
+        ("experiment", "{defaults: [override /optimiser: sgd]}"),
+        ("experiment", "{defaults: [override /model: small_ned]}"),
+    ],
+)
+def test_a_misspelt_key_and_a_wrong_type_are_marked(wrong: Callable[[str, Any], list[str]], group: str, said: str) -> None:
+    assert len(wrong(group, said)) == 1
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("experiment", "{seed: '${oc.env:SEED}', max_epochs: '???', clip_norm: null, max_steps: '${max_epochs}'}"),
+        (
+            "experiment",
+            "{defaults: [override /callbacks: [default, ema], /optimizer@optimizer.generator: adam, override /dataset: 'a_${recipe}']}",
+        ),
+        ("experiment", "{optimizer: {generator: {lr: 0.1, betas: [0.5, 0.9]}}, callbacks: {mine: {_target_: schema_lab.later.Callback, any: 3}}}"),
+        ("model", "{defaults: [small_net, _self_], width: '${dataset.width}'}"),
+        ("dataset", "{facts_of: mine, more: ['${dataset.facts_of}'], train: {_target_: schema_lab.data.Stripes, length: '${dataset.length}'}}"),
+        ("strategy", "{_target_: samewise.runner.strategies.elastic.Elastic, nproc: null}"),
+    ],
+)
+def test_references_and_what_other_files_give_are_allowed(wrong: Callable[[str, Any], list[str]], group: str, said: str) -> None:
+    assert wrong(group, said) == []
+
+
+def test_the_editor_is_led_to_a_schema_that_is_there(lab: Path) -> None:
+    led = json.loads((lab / ".vscode" / "settings.json").read_text())["yaml.schemas"]
+    assert {lab / schema for schema in led} == set((lab / ".schema").iterdir()) - {lab / ".schema" / "definitions.json"}
+    for _, file in files_of(lab / "configs"):
+        (line,) = [line for line in file.read_text().splitlines() if "yaml-language-server" in line]
+        assert (file.parent / line.partition("$schema=")[2]).is_file()
+
+
+@pytest.mark.slow
+def test_what_is_no_schema_is_not_overwritten(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.json").write_text("{}")
+    done = samewise("schema", "--out", ".")
+    assert done.returncode == 2
+    assert "model.json" in done.stderr
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("model.json", "{}")]
+
+
+class Editor:
+    """What an editor says to a language server, over its stdin and stdout."""
+
+    def __init__(self, server: subprocess.Popen[bytes]) -> None:
+        self.server, self.numbers, self.marked = server, itertools.count(1), dict[str, list[dict[str, Any]]]()
+        self.ask("initialize", {"processId": None, "rootUri": None, "capabilities": {}})
+        self.tell("initialized", {})
+
+    def tell(self, method: str, params: Any, **more: Any) -> None:
+        self._send({"method": method, "params": params, **more})
+
+    def ask(self, method: str, params: Any) -> Any:
+        number = next(self.numbers)
+        self.tell(method, params, id=number)
+        while (said := self._read()).get("id") != number or "method" in said:
+            self._take(said)
+        return said["result"]
+
+    def open(self, file: Path, text: str) -> list[dict[str, Any]]:
+        """What is marked in a file with this text."""
+        self.tell("textDocument/didOpen", {"textDocument": {"uri": file.as_uri(), "languageId": "yaml", "version": 1, "text": text}})
+        while file.as_uri() not in self.marked:
+            self._take(self._read())
+        return self.marked[file.as_uri()]
+
+    def offers(self, file: Path, line: int, character: int) -> set[str]:
+        found = self.ask("textDocument/completion", {"textDocument": {"uri": file.as_uri()}, "position": {"line": line, "character": character}})
+        return {one["label"] for one in found["items"]}
+
+    def _send(self, said: Any) -> None:
+        raw = json.dumps({"jsonrpc": "2.0", **said}).encode()
+        assert self.server.stdin is not None
+        self.server.stdin.write(b"Content-Length: %d\r\n\r\n%s" % (len(raw), raw))
+        self.server.stdin.flush()
+
+    def _read(self) -> Any:
+        assert self.server.stdout is not None
+        length = 0
+        while line := self.server.stdout.readline().strip():
+            name, _, value = line.partition(b":")
+            length = int(value) if name.lower() == b"content-length" else length
+        assert length, "the server has ended"
+        return json.loads(self.server.stdout.read(length))
+
+    def _take(self, said: Any) -> None:
+        if said.get("method") == "textDocument/publishDiagnostics":
+            self.marked[said["params"]["uri"]] = said["params"]["diagnostics"]
+        elif "id" in said:  # a question to the editor: it has no settings
+            self._send({"id": said["id"], "result": [None] * len((said.get("params") or {}).get("items", ()))})
+
+
+@pytest.fixture(scope="module")
+def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
+    folder = tmp_path_factory.mktemp("server")
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("no npm and node here")
+    command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=0", "--prefix", str(folder), SERVER]
+    installed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if installed.returncode != 0:
+        pytest.skip(f"npm cannot install {SERVER}: {installed.stderr.strip().splitlines()[-1]}")
+    server = subprocess.Popen([folder / "node_modules" / ".bin" / "yaml-language-server", "--stdio"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield Editor(server)
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
+def test_a_language_server_offers_choices_and_marks_a_misspelt_key(editor: Editor, lab: Path) -> None:
+    head = "# yaml-language-server: $schema=../../.schema/{}.json\n"
+    file = lab / "configs" / "experiment" / "second.yaml"
+    marked = editor.open(file, head.format("experiment") + "defaults:\n  - override /model: \noptimizer:\n  lr: 0.1\nevaluate:\n  moniter: valid/loss\n")
+    assert [(one["range"]["start"]["line"], one["message"]) for one in marked] == [(6, "Property moniter is not allowed.")]
+    assert {"small_net", "resnet18", "resnet50"} <= editor.offers(file, 2, len("  - override /model: "))
+    file = lab / "configs" / "model" / "second.yaml"
+    marked = editor.open(file, head.format("model") + "_target_: schema_lab.model.SmallNet\nwidht: 3\n\n")
+    assert [(one["range"]["start"]["line"], one["message"]) for one in marked] == [(2, "Property widht is not allowed.")]
+    assert {"channels", "outputs", "width"} <= editor.offers(file, 3, 0)
