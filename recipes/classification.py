@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
+from samewise.recipes.parts.losses import shares
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
 
@@ -45,7 +46,6 @@ class MeasuredClassification:
     thumbnails: Tensor
 
 
-@final
 class Classification(Recipe):
     """Batches are `{"image": float32[B, C, H, W], "label": int64[B]}`; MixUp and CutMix turn the label into float32[B, K]. Of clips, float32[B, C, T, H, W].
 
@@ -56,6 +56,8 @@ class Classification(Recipe):
         top_k: The k of each top-k accuracy to report; those that are not below K are left out, except 1.
         channels: Of the images that `predict` reads: 1 or 3.
         reads: What `predict` takes from a video: `frames`, None where it reads images, and the `stride` from one to the next.
+        loss: From logits float32[B, K] and labels, int64[B] or float32[B, K], to each image's loss, float[B] (`parts.losses`), in training and in
+            evaluation; None: cross-entropy.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Classification(Recipe):
         top_k: Sequence[int] = (1, 5),
         channels: int = 3,
         reads: Mapping[str, int | None] | None = None,
+        loss: nn.Module | None = None,
     ) -> None:
         if not 0.0 <= label_smoothing <= 1.0:
             raise ConfigError(Problem("recipe.label_smoothing", "not a share", label_smoothing, "a number from 0 to 1"))
@@ -78,6 +81,7 @@ class Classification(Recipe):
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.top_k = tuple(top_k)
+        self.criterion = loss
         self._range_is_known = num_classes is not None
 
     def collate(self, samples: Sequence[Any]) -> Batch:
@@ -99,16 +103,22 @@ class Classification(Recipe):
         return batch
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """Cross-entropy summed over the B images, in float32 whatever the precision of the model."""
+        """The loss summed over the B images, in float32 whatever the precision of the model."""
         logits = self._logits(model, batch)
-        total = F.cross_entropy(logits, batch["label"], reduction="sum", label_smoothing=self.label_smoothing)
+        if self.criterion is None:
+            total = F.cross_entropy(logits, batch["label"], reduction="sum", label_smoothing=self.label_smoothing)
+        else:
+            label = batch["label"]
+            if self.label_smoothing:
+                label = (1.0 - self.label_smoothing) * shares(label, logits) + self.label_smoothing / logits.shape[1]
+            total = self._each(self.criterion, logits, label).sum()
         return Loss(total, count=len(logits))
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
         logits = self._logits(model, batch)
-        label = batch["label"] if batch["label"].dim() == 1 else batch["label"].argmax(1)
-        loss = F.cross_entropy(logits, batch["label"], reduction="none")
         confidence, prediction = logits.softmax(1).max(1).values, logits.argmax(1)
+        label = batch["label"] if batch["label"].dim() == 1 else _likeliest_label(batch["label"], prediction)
+        loss = F.cross_entropy(logits, batch["label"], reduction="none") if self.criterion is None else self._each(self.criterion, logits, batch["label"])
         shown = _worth_seeing(loss)
         return MeasuredClassification(
             loss=loss.cpu(),
@@ -154,6 +164,16 @@ class Classification(Recipe):
             self._range_is_known = True
         return output.to(torch.promote_types(output.dtype, torch.float32))
 
+    def _each(self, criterion: nn.Module, logits: Tensor, label: Tensor) -> Tensor:
+        """float32[B]: each image's loss, of the shape that was asked for."""
+        with torch.autocast(logits.device.type, enabled=False):
+            each = criterion(logits, label)
+        if not isinstance(each, Tensor) or each.shape != logits.shape[:1]:
+            form = f"a tensor {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+            hint = "torch's own losses need reduction: none; `samewise list loss` shows those that fit"
+            raise ConfigError(Problem("recipe.loss", "does not give one loss for each image", form, f"a tensor [{len(logits)}]", hint))
+        return each
+
     def _labels(self, labels: Sequence[Any]) -> Tensor:
         try:
             plain = all(type(label) is int for label in labels)  # the usual case, and the fast one
@@ -169,7 +189,6 @@ class Classification(Recipe):
         return made
 
 
-@final
 class ClassificationScores(Scores):
     """Integer counts, and a float64 sum taken in the order of the samples: the same bits however the split was cut into batches.
 
@@ -305,6 +324,12 @@ def _check_range(labels: Tensor, classes: int, reason: str) -> None:
                 "set dataset.num_classes to the number of classes, counted from 0",
             )
         )
+
+
+def _likeliest_label(labels: Tensor, prediction: Tensor) -> Tensor:
+    """int64[B]: of labels float[B, K] the largest; of several that are as large the predicted one: an image that shows both shows it."""
+    best, first = labels.max(1)
+    return torch.where((labels.gather(1, prediction[:, None])[:, 0] == best) & (best > 0), prediction, first)
 
 
 def _rank(logits: Tensor, label: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ GROUPS = {
     "experiment": "Complete experiments, each with the result to expect.",
     "debug": "Any experiment, reduced in size.",
     "debug/sizes": "What debug=tiny sets for each recipe.",
+    "loss": "The loss of the recipes that take one (recipe=classification); none: the recipe's own.",
     "checkpoint": "When checkpoints are written and which are kept.",
     "tracking": "Where metrics, configs and pictures go.",
     "reproducibility": "Determinism, and what to do where it is not possible.",

@@ -97,7 +97,8 @@ class Writer:
         loaded = loader.repository.load_config(f"{group}/{name}")
         assert loaded is not None
         raw: Any = OmegaConf.to_container(loaded.config, resolve=False)
-        under = "" if loaded.header["package"] == "_global_" else group.replace("/", ".")
+        package = str(loaded.header["package"] or group)
+        under = "" if package == "_global_" else package.replace("/", ".")
         if under and isinstance(raw, dict):
             self.facts.setdefault(group, set()).update(map(str, raw))
         for free, fact in re.findall(r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)):  # an experiment may add facts that it refers to
@@ -169,6 +170,11 @@ class Writer:
         if group == "optimizer":  # or one for each phase
             changed = self._changed(group)
             return changed | {"else": changed["else"] | {"additionalProperties": _ref("optimizer")}}
+        if group == "recipe":  # with what is changed of a chosen loss
+            changed = self._changed(group)
+            keys = changed["else"]["properties"]
+            keys["loss"] = {"anyOf": [keys["loss"], self._changed(group, "recipe.loss")["else"]]}
+            return changed
         return self._changed(group) if group in slots.KINDS else None
 
     def _changed(self, place: str, path: str = "") -> Schema:

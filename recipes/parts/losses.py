@@ -1,0 +1,114 @@
+"""Losses of classification, one value for each sample: from logits float[B, K] and labels, int64[B] or float[B, K], to float[B].
+
+A step's loss is the mean of these values over its samples, however its batch is cut. A weight of a class therefore multiplies the loss of that class's samples;
+torch's `reduction="mean"` divides by the weights of the samples that a batch happens to have, so that its gradient depends on how the batch is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import sigmoid_focal_loss
+
+from samewise.runner.errors import ConfigError, Problem
+
+
+@final
+class CrossEntropy(nn.Module):
+    """`torch.nn.functional.cross_entropy`.
+
+    Args:
+        weight: K numbers, each multiplying the loss of one class's samples; None: all 1.
+    """
+
+    def __init__(self, *, weight: Sequence[float] | None = None) -> None:
+        super().__init__()
+        _require_weights("weight", weight)
+        self.weight = None if weight is None else tuple(weight)
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(logits, label, weight=_classes("weight", self.weight, logits), reduction="none")
+
+
+@final
+class Focal(nn.Module):
+    """`torchvision.ops.sigmoid_focal_loss` summed over the classes, each a yes or no of its own (Lin et al. 2017, arXiv 1708.02002).
+
+    Args:
+        alpha: The weight of a class that is there; of one that is not 1 - alpha. -1: both 1.
+        gamma: How much what is already right counts less; 0: binary cross-entropy.
+    """
+
+    def __init__(self, *, alpha: float = 0.25, gamma: float = 2.0) -> None:
+        super().__init__()
+        _require(0.0 <= alpha <= 1.0 or alpha == -1.0, "alpha", "is no weight", alpha, "a number from 0 to 1, or -1 for none")
+        _require(gamma >= 0.0, "gamma", "is negative", gamma, "0 or more")
+        self.alpha, self.gamma = alpha, gamma
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        return sigmoid_focal_loss(logits, shares(label, logits), alpha=self.alpha, gamma=self.gamma).sum(1)
+
+
+@final
+class BinaryCrossEntropy(nn.Module):
+    """`torch.nn.functional.binary_cross_entropy_with_logits` summed over the classes, each a yes or no of its own: an image may have several labels, or none.
+
+    Args:
+        positive_weight: K numbers, each multiplying the loss where that class is there; None: all 1.
+    """
+
+    def __init__(self, *, positive_weight: Sequence[float] | None = None) -> None:
+        super().__init__()
+        _require_weights("positive_weight", positive_weight)
+        self.positive_weight = None if positive_weight is None else tuple(positive_weight)
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        weight = _classes("positive_weight", self.positive_weight, logits)
+        return F.binary_cross_entropy_with_logits(logits, shares(label, logits), pos_weight=weight, reduction="none").sum(1)
+
+
+@final
+class MeanSquared(nn.Module):
+    """`torch.nn.functional.mse_loss` between outputs and labels, labels of classes as one-hot: the mean over the K outputs."""
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        return F.mse_loss(logits, shares(label, logits), reduction="none").mean(1)
+
+
+@final
+class MeanAbsolute(nn.Module):
+    """`torch.nn.functional.l1_loss` between outputs and labels, labels of classes as one-hot: the mean over the K outputs."""
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        return F.l1_loss(logits, shares(label, logits), reduction="none").mean(1)
+
+
+def shares(label: Tensor, logits: Tensor) -> Tensor:
+    """float[B, K]: labels of classes as one-hot, made without a wait for the device."""
+    if label.dim() == 2:
+        return label.to(logits.dtype)
+    return (label[:, None] == torch.arange(logits.shape[1], device=logits.device)).to(logits.dtype)
+
+
+def _classes(name: str, weights: tuple[float, ...] | None, logits: Tensor) -> Tensor | None:
+    """float[K], in the logits' dtype and on their device, sent there without a wait."""
+    if weights is None:
+        return None
+    if len(weights) != logits.shape[1]:
+        raise ConfigError(Problem(f"recipe.loss.{name}", "does not have one number for each class", len(weights), f"{logits.shape[1]} numbers"))
+    made = torch.tensor(weights, dtype=logits.dtype)
+    return made.pin_memory().to(logits.device, non_blocking=True) if logits.device.type == "cuda" else made.to(logits.device)
+
+
+def _require_weights(name: str, weights: Sequence[float] | None) -> None:
+    wrong = [] if weights is None else [one for one in weights if not 0.0 <= one < float("inf")]
+    _require(not wrong, name, "has a number that is no weight", wrong[:1], "numbers of at least 0, one for each class")
+
+
+def _require(holds: bool, path: str, message: str, value: object, expected: str) -> None:
+    if not holds:
+        raise ConfigError(Problem(path, message, value, expected))
