@@ -5,16 +5,25 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from samewise.runner.commands import add_overrides, add_trust, compose_arguments
+from samewise.runner.commands import add_overrides, add_trust, compose_arguments, project_from
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.summary import print_summary
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
     add_overrides(parser)
     add_trust(parser)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="train what a run's config.yaml says, as it is; overrides then change values of it: KEY=VALUE"
+    )
     parser.add_argument("--fresh", action="store_true", help="train again, in a folder beside what is there; nothing is deleted")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument(
@@ -26,6 +35,7 @@ examples:
   samewise train experiment=resnet18_digits optimizer.lr=0.05 max_epochs=3
   samewise train model=resnet50 dataset=cifar10 optimizer=adamw batch_size=128 seed=1
   samewise train experiment=resnet18_digits debug=tiny
+  samewise train --config runs/resnet18_digits/3f2a9c81d0b4/config.yaml seed=1      what a run was, with another seed
 
 commonly used keys:
   experiment=NAME            a complete experiment; `samewise list experiment` shows them all
@@ -45,6 +55,8 @@ With --fresh it is trained again, in a folder beside the first (-2, -3, ...); fr
 def run(args: argparse.Namespace) -> int:
     """Train, unless the overrides make a sweep of it."""
     if args.multirun or _is_sweep(args.overrides):
+        if args.config:
+            raise ConfigError(Problem("--config", "does not go with a sweep", hint="`samewise new NAME --from RUN` makes an experiment of a run's config"))
         for said in (text for text in args.overrides if text.startswith("callbacks=") and not args.multirun):
             print(f"note: {said} is a training for each; one training with all of them is 'callbacks=[{said.partition('=')[2]}]'", file=sys.stderr)
         if args.fresh:
@@ -55,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         return start(args)
     from samewise.runner.training.prepare import prepare
 
-    composed = compose_arguments(args, strict=False)
+    composed = _saved(args) if args.config else compose_arguments(args, strict=False)
     composed = composed.anew() if args.fresh else composed
     ready = prepare(composed, as_json=args.json, debug=args.debug)
     if isinstance(ready, Mapping):
@@ -65,6 +77,20 @@ def run(args: argparse.Namespace) -> int:
 
         print_summary(fit(ready), ready.folder, uri=ready.composed.tracking_uri, as_json=args.json)
     return 0
+
+
+def _saved(args: argparse.Namespace) -> Composed:
+    """What a saved config says, with this project's packages; how a sweep had launched it does not matter here."""
+    from omegaconf import OmegaConf
+
+    from samewise.runner.config import saved
+    from samewise.runner.records import trust
+
+    file: Path = args.config / "config.yaml" if args.config.is_dir() else args.config
+    composed = replace(saved.config_in(file, args.overrides), project=project_from(args))
+    trust.require(file, trust=args.trust, uses=trust.MAKES)
+    OmegaConf.update(composed.cfg, "launcher", None)
+    return composed
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:

@@ -62,12 +62,17 @@ def below(run_root: Path) -> Iterator[RunFolder]:
 
 
 def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
-    """A run's saved config, with values of it overridden (`seed=1`, `loader.num_workers=2`).
+    """A run's saved config, with values of it overridden."""
+    return config_in(folder.config, overrides)
+
+
+def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
+    """A saved config, with values of it overridden (`seed=1`, `loader.num_workers=2`).
 
     Raises:
         ConfigError: an override names no key of the config, or its value does not fit.
     """
-    saved = compose.load(folder.config)
+    saved = compose.load(file)
     cfg: Any = saved.cfg
     problems: list[Problem] = []
     for override in overrides:
@@ -85,7 +90,8 @@ def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
             problems.append(Problem(key, first_line(error), override))
     if problems:
         raise ConfigError(*problems)
-    return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides))
+    label = " ".join(filter(None, (saved.label, compose.label_of(overrides))))
+    return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides), label=label)
 
 
 def answers(folder: RunFolder, cfg: DictConfig) -> bool:

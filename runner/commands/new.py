@@ -1,0 +1,104 @@
+"""Write an experiment file from a run, or from an experiment and overrides."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samewise.runner.commands import add_project, add_trust, project_from
+from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
+    from samewise.runner.config.project import Project
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the experiment's, for `experiment=NAME`")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to change; of a run only values: KEY=VALUE")
+    parser.add_argument(
+        "--from", dest="source", required=True, metavar="RUN|EXPERIMENT", help="an experiment; or a run: its folder, start of fingerprint, MLflow id"
+    )
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_project(parser)
+    add_trust(parser)
+    parser.epilog = """\
+The file goes to experiment/NAME.yaml in your project's own folder of configs ([tool.samewise] configs; `samewise init` makes a project). It builds on the
+experiment of the run, and says what was chosen and set otherwise; where runs are kept and recorded (run_root, device, tracking, launcher, sweeper) is left out.
+It composes to the fingerprint of what it is from, which is checked: the same bits, in a folder of its name.
+
+examples:
+  samewise new best --from 3f2a                                           after `samewise runs --sort valid/accuracy`
+  samewise new second_seed --from 3f2a seed=1
+  samewise new small --from resnet18_digits model.width=8 optimizer=adamw optimizer.lr=0.003"""
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.config import as_experiment
+
+    project = project_from(args)
+    file = _place(args.name, project)
+    wanted, words = _wanted(args, project)
+    leads = f"yaml-language-server: $schema={os.path.relpath(project.root / '.schema' / 'experiment.json', file.parent)}"
+    head = [words, *([leads] if (project.root / ".schema").is_dir() else [])]
+    text = as_experiment.write(wanted, project=project, head=head)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "x", encoding="utf-8") as handle:
+        handle.write(text)
+    try:
+        _require_the_same(wanted, args.name, project)
+    except BaseException:
+        file.unlink()
+        raise
+    print(f"wrote {os.path.relpath(file)}\nnext:\n  samewise train experiment={args.name}")
+    return 0
+
+
+def _place(name: str, project: Project) -> Path:
+    from samewise.runner.config.catalogue import choices_of
+
+    own = next((folder for folder in (*(one for one in project.configs if one not in project.given), *project.given)), None)
+    if own is None:
+        hint = 'configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir FOLDER; `samewise init` makes a project'
+        raise ConfigError(Problem("", "there is no folder of configs of your own to write the experiment to", hint=hint))
+    if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII):
+        raise ConfigError(Problem("NAME", "is no name for an experiment", name, "letters, digits, _ and -"))
+    if name in choices_of("experiment", project=project):
+        raise ConfigError(Problem("NAME", "there is an experiment of this name already", name, hint="nothing is overwritten: take another name"))
+    return own / "experiment" / f"{name}.yaml"
+
+
+def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
+    """What the experiment is to compose to, and a line on where it is from."""
+    from samewise.runner.config import saved
+    from samewise.runner.config.catalogue import choices_of
+    from samewise.runner.config.compose import compose
+    from samewise.runner.records import trust
+
+    if args.source in choices_of("experiment", project=project):
+        composed = compose([f"experiment={args.source}", *args.overrides], project=project)
+        return composed, _one_line(f"From the experiment {args.source}", composed.label)
+    folder = saved.find(args.source, run_root=args.run_root)
+    trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own of what its config.yaml says")
+    composed = replace(saved.config_of(folder, args.overrides), project=project)
+    return composed, _one_line(f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label)
+
+
+def _one_line(where: str, label: str) -> str:
+    return " ".join(f"{where} ({label})".split()) if label else where
+
+
+def _require_the_same(wanted: Composed, name: str, project: Project) -> None:
+    from samewise.runner.config.compose import compose
+    from samewise.runner.config.fingerprint import identity
+    from samewise.runner.config.tree import differences
+
+    made = compose([f"experiment={name}"], project=project)
+    if made.fingerprint != wanted.fingerprint:
+        found = differences(identity(wanted.cfg), identity(made.cfg))
+        hint = "a file can add and change values, not take any away; nothing was written"
+        raise ConfigError(*[Problem(path, "cannot be written as an experiment", before, f"the file would give {after}", hint) for path, before, after in found])

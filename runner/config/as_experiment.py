@@ -1,0 +1,95 @@
+"""A config as the file of an experiment: the choices and values in which it differs from what it builds on, and no more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
+
+from samewise.runner.config.compose import Composed, compose
+from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
+
+LEFT_OUT = ("name", "run_root", "device", "tracking", "launcher", "sweeper")
+"""Keys that say where a run was carried out and recorded, not what it was."""
+_REDUCED = ("debug", "debug/sizes")
+"""Groups that come after an experiment: what they set is written as values."""
+
+
+def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
+    """The file's text.
+
+    Args:
+        wanted: What the experiment is to compose to.
+        project: Whose choices there are.
+        head: Lines of comment.
+
+    Raises:
+        ConfigError: a choice of `wanted` is no longer there.
+    """
+    builds_on = wanted.choices.get("experiment")
+    first = [f"experiment={builds_on}" if builds_on else "~experiment"]
+    changed = dict(_changed_choices(wanted, compose(first, project=project).choices))
+    base = compose([*first, *(_override(group, choice) for group, choice in changed.items())], project=project)
+    defaults = [*([builds_on] if builds_on else []), *(_entry(group, choice) for group, choice in changed.items()), "_self_"]
+    said: dict[str, Any] = {"defaults": defaults} | _values(base.cfg, wanted.whole)
+    text = yaml.dump(said, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120, Dumper=get_omega_conf_dumper())
+    return "\n".join(["# @package _global_", *(f"# {line}" for line in head), text])
+
+
+def _changed_choices(wanted: Composed, base: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    for group in sorted({*wanted.choices, *base} - {"experiment", *_REDUCED, *LEFT_OUT}):
+        choice = wanted.choices.get(group)
+        several = choice is None and wanted.whole.get(group) and not any(one.startswith(f"{group}@") for one in wanted.choices)  # nobody notes which: as values
+        if choice != base.get(group) and not several:
+            yield group, choice
+
+
+def _override(group: str, choice: str | None) -> str:
+    return f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}"
+
+
+def _entry(group: str, choice: str | None) -> dict[str, Any]:
+    return {f"{'' if '@' in group else 'override '}/{group}": choice}
+
+
+def _values(base: DictConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What to set of `base`: first what refers to nothing else, then what still differs, so that references stay where they lead to the value anyway."""
+    cfg, found = copy.deepcopy(base), dict[str, Any]()
+    OmegaConf.set_struct(cfg, False)
+    for references in (False, True):
+        for path, value in list(_differences(cfg, cast(Mapping[str, Any], plain(cfg)), wanted, references=references)):
+            node = found
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+            node[path[-1]] = value
+            OmegaConf.update(cfg, ".".join(path), value, force_add=True, merge=isinstance(value, dict))
+    return found
+
+
+def _differences(cfg: Any, base: Mapping[str, Any], wanted: Mapping[str, Any], *, references: bool, under: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Paths and values of `wanted` that `base` has not; a list is one value."""
+    for key, value in wanted.items():
+        if (not under and key in LEFT_OUT) or (key in base and _same(base[key], value)):
+            continue
+        node = cfg._get_node(key) if isinstance(cfg, DictConfig) else None  # pyright: ignore[reportPrivateUsage]  (a node unresolved)
+        refers = node is not None and _refers(node)
+        if isinstance(value, dict) and isinstance(base.get(key), dict) and not refers:
+            yield from _differences(node, base[key], cast(dict[str, Any], value), references=references, under=(*under, key))
+        elif references or not refers:
+            yield (*under, key), value
+
+
+def _refers(node: Any) -> bool:
+    """Whether a value is a reference, or a list in which one is."""
+    if node._is_interpolation():
+        return True
+    return not isinstance(node, DictConfig) and OmegaConf.is_list(node) and "${" in str(OmegaConf.to_container(node, resolve=False))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and one == other
