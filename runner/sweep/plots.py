@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, number_of, pareto
-from samewise.runner.sweep.results import PointResult, State, by_setting, rank_settings, spread
+from samewise.runner.sweep.results import PointResult, Spread, State, by_setting, rank_settings, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,11 +48,17 @@ def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
     if all(number_of(name) is not None for name in names) or not numeric:
         places = [float(name) for name in names] if numeric else list(range(len(names)))
         means = [level.spread.mean for level in effect.levels]
-        margins = [0.0 if math.isnan(level.spread.margin) else level.spread.margin for level in effect.levels]
-        axes.errorbar(places, means, yerr=margins, fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
+        margins = [_margins(level.spread, found[0].point.monitor) for level in effect.levels]
+        axes.errorbar(places, means, yerr=[*zip(*margins, strict=True)], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
     share = "" if math.isnan(effect.share) else f": {effect.share:.0%} of the variance"
     axes.set_title(_literal(f"{effect.key.lstrip('+~')}{share}"), fontsize=9)
     axes.set_ylabel(_literal(found[0].point.monitor), fontsize=8)
+
+
+def _margins(total: Spread, metric: str) -> tuple[float, float]:
+    """How far the interval reaches below and above the mean; nowhere, where there is none."""
+    low, high = total.interval(metric)
+    return (0.0, 0.0) if math.isnan(low) else (total.mean - low, high - total.mean)
 
 
 def seeds_plot(found: Sequence[PointResult]) -> str:
@@ -64,8 +70,8 @@ def seeds_plot(found: Sequence[PointResult]) -> str:
         values = [one.value for one in setting if one.state is State.finished and not math.isnan(one.value)]
         total = spread(setting)
         axes.scatter(values, [place] * len(values), s=20, color=_COLOURS[0], alpha=0.6)
-        margin = 0.0 if math.isnan(total.margin) else total.margin
-        axes.errorbar([total.mean], [place], xerr=[margin], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
+        below, above = _margins(total, setting[0].point.monitor)
+        axes.errorbar([total.mean], [place], xerr=[[below], [above]], fmt="D", markersize=5, color="black", capsize=3, linewidth=1)
     axes.set_yticks(range(len(settings)), [_shortened(label(setting[0].point.values), 60) for setting in settings])
     axes.invert_yaxis()
     axes.set_xlabel(f"{_literal(found[0].point.monitor)}: seeds, mean, 95 % interval of the mean", fontsize=8)

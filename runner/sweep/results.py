@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -222,6 +223,15 @@ class Spread:
             return cls(len(known), known[0] if known else math.nan)
         deviation = statistics.stdev(known)
         return cls(len(known), statistics.fmean(known), deviation, _student(len(known) - 1) * deviation / math.sqrt(len(known)))
+
+    def interval(self, metric: str) -> tuple[float, float]:
+        """The mean's 95 % confidence interval; of a share no further than 0 and 1, between which its mean lies. NaN for one run."""
+        low, high = self.mean - self.margin, self.mean + self.margin
+        return (max(low, 0.0), min(high, 1.0)) if _SHARE.search(metric) and 0.0 <= self.mean <= 1.0 else (low, high)
+
+
+_SHARE = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|map)$")
+"""Metrics from 0 to 1."""
 
 
 def _student(freedom: int) -> float:

@@ -31,8 +31,9 @@ def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[R
         row: dict[str, Any] = _values(setting[0].point, exact=exact)
         row[setting[0].point.monitor] = show(total.mean if total.count else setting[0].value)
         if several:
-            low, high = show(total.mean - total.margin), show(total.mean + total.margin)
-            interval = {"95 % from": low, "95 % to": high} if exact else {"95 % interval": f"{low} to {high}" if low else ""}
+            low, high = map(show, total.interval(setting[0].point.monitor))
+            few = " (2 seeds: too few)" if total.count == 2 else ""
+            interval = {"95 % from": low, "95 % to": high} if exact else {"95 % interval": f"{low} to {high}{few}" if low else ""}
             row |= {"std": show(total.deviation), **interval, "seeds": total.count}
         row["state"] = setting[0].state.value if len(setting) == 1 and not exact else counted(setting)
         seconds = sum(one.seconds for one in setting)

@@ -26,7 +26,7 @@ import pytest
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import effects, pareto
-from samewise.runner.sweep.results import PointResult, State, rank_settings
+from samewise.runner.sweep.results import PointResult, Spread, State, rank_settings
 from samewise.runner.sweep.rows import setting_rows
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=4", "optimizer.lr=0.01,0.2", "seed=range(2)", "launcher.jobs=2")
@@ -42,6 +42,19 @@ def samewise_process(*given: object, folder: Path) -> subprocess.CompletedProces
 def outcome(number: int, value: float, mode: str = "max", state: State = State.finished, metrics: dict[str, float] | None = None, **values: str) -> PointResult:
     point = Point(number, number, None, values, [], "some", "f" * 64, f"runs/some/{number}", "valid/score", mode, {})
     return PointResult(point, state, best={"valid/score": value, **(metrics or {})})
+
+
+def test_the_interval_of_an_accuracy_ends_where_accuracies_end_and_that_of_two_seeds_is_marked() -> None:
+    high, low = Spread.of([0.98, 0.9]), Spread.of([0.01, 0.03])
+    assert high.interval("valid/accuracy") == (pytest.approx(0.94 - 12.706 * 0.04, abs=1e-3), 1.0)
+    assert low.interval("ema/valid/accuracy_top5")[0] == 0.0
+    assert low.interval("valid/loss")[0] < 0.0
+    assert high.interval("valid/loss")[1] > 1.0
+    assert all(map(math.isnan, Spread.of([0.5]).interval("valid/accuracy")))
+    made = [outcome(number, value, a="1") for number, value in enumerate((0.98, 0.9, 0.95))]
+    seeds = [dataclasses.replace(one, point=dataclasses.replace(one.point, setting=0, seed=number)) for number, one in enumerate(made)]
+    assert setting_rows(seeds[:2])[0]["95 % interval"].endswith("(2 seeds: too few)")
+    assert "few" not in setting_rows(seeds)[0]["95 % interval"]
 
 
 def test_in_a_full_grid_the_shares_of_what_acts_by_itself_add_up_to_one() -> None:
