@@ -86,6 +86,7 @@ class Writer:
         self.places: dict[str, Members] = {place: {one: names for (of, one), names in found.items() if of == kind} for place, kind in slots.KINDS.items()}
         self.parts: Members = {one: names for (kind, one), names in found.items() if any(kind in kinds for kinds in slots.PARTS.values())}
         self.facts = dict[str, set[str]]()
+        self.elsewhere = dict[str, str]()  # groups that choose a part of a component: the path that their files set
         self.used = dict[str, list[str]]()  # by path, and by place: the components that choices have there
         short = {name: names[0] for names in found.values() for name in names}
         for group, names in self.choices.items():
@@ -99,6 +100,8 @@ class Writer:
         raw: Any = OmegaConf.to_container(loaded.config, resolve=False)
         package = str(loaded.header["package"] or group)
         under = "" if package == "_global_" else package.replace("/", ".")
+        if under and group.partition("/")[0] not in Experiment.__dataclass_fields__:
+            self.elsewhere[group] = under
         if under and isinstance(raw, dict):
             self.facts.setdefault(group, set()).update(map(str, raw))
         for free, fact in re.findall(r"\$\{(?:oc\.select:)?(dataset|transforms)\.(\w+)", json.dumps(raw)):  # an experiment may add facts that it refers to
@@ -146,6 +149,9 @@ class Writer:
                 "description": summaries.get(name) or json_types.description(kinds[name]),
                 **({"allOf": [_ref(name)]} if name in self.choices else whole),
             }
+        for group, path in self.elsewhere.items():
+            part = {"if": {"required": ["_target_"]}, "then": json_types.PART, "else": self._changed("recipe", path)["else"]}
+            self.found[f"file of {group}"] = self._file(group, part)
         self.found["root"] = self._file("", closed(keys | {"defaults": DEFAULTS}))
         return self.found
 
