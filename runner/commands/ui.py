@@ -46,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    from samewise.runner.tracking import front_page
     from samewise.runner.tracking.address import check_uri, require_there
 
     path = "--uri" if args.uri else "--run-root"
@@ -66,9 +67,10 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://{_HOST}:{port}"
         print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
         _wait_for(server, address, said)
-        print(f"MLflow UI: {address}   (press Ctrl-C to stop)", flush=True)
+        page = front_page.prepare(address)
+        print(f"MLflow UI: {page}   (press Ctrl-C to stop)", flush=True)
         if args.open:
-            webbrowser.open(address)
+            webbrowser.open(page)
         _until_asked(server)
     except KeyboardInterrupt:
         print()

@@ -99,7 +99,7 @@ def test_ui_serves_the_store_and_ends_with_ctrl_c(unsent: RunFolder) -> None:
     command = [sys.executable, "-m", "samewise", "ui"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=unsent.path.parents[2])
     assert process.stdout is not None
-    address = process.stdout.readline().split()[2]
+    address = process.stdout.readline().split()[2].partition("/#")[0]
     with urllib.request.urlopen(f"{address}/ajax-api/2.0/mlflow/experiments/search?max_results=10", timeout=30) as answer:
         assert {experiment["name"] for experiment in json.load(answer)["experiments"]} == {"Default", "tried"}
     family = psutil.Process(process.pid).children(recursive=True)

@@ -154,18 +154,19 @@ def test_the_table_the_page_the_csv_and_mlflow_hold_the_runs_own_values(reported
 
 
 @pytest.fixture
-def ui(reported: tuple[Path, str, str]) -> Iterator[str]:
-    """The MLflow UI over the sweep's store, as `samewise ui` opens it: its address."""
+def ui(reported: tuple[Path, str, str]) -> Iterator[tuple[str, str]]:
+    """The MLflow UI over the sweep's store: its address, and that of the page which `samewise ui` opens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     served = subprocess.Popen([sys.executable, "-m", "samewise", "ui", "--port", str(port)], cwd=reported[0], stdout=subprocess.PIPE, text=True)
     assert served.stdout is not None
     try:
-        assert f"http://127.0.0.1:{port}" in served.stdout.readline()
+        front = served.stdout.readline().split()[2]
+        assert front.startswith(f"http://127.0.0.1:{port}/#/experiments/")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
             assert answer.status == 200
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", front
     finally:
         served.send_signal(signal.SIGINT)
         served.wait(30)
@@ -187,18 +188,28 @@ def page(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 @pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed")
-def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(reported: tuple[Path, str, str], ui: str, page: Any, tmp_path: Path) -> None:
+def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(
+    reported: tuple[Path, str, str], ui: tuple[str, str], page: Any, tmp_path: Path
+) -> None:
     folder, name, _ = reported
     told = json.loads(samewise_process("report", name, "--json", "--no-mlflow", folder=folder).stdout)
-    at = {kind: address.replace("http://127.0.0.1:5000", ui) for kind, address in told["pages"].items() if kind != "opens"}
+    at = {kind: address.replace("http://127.0.0.1:5000", ui[0]) for kind, address in told["pages"].items() if kind != "opens"}
     best_first = sorted(told["points"], key=lambda one: -one["final"]["valid/accuracy"])
+
+    page.goto(ui[1])  # without a click: the best run, and what set it apart
+    page.get_by_text("4 matching runs").wait_for()
+    assert {"valid/accuracy", "valid/loss", "optimizer.lr", "seed"} <= set(page.get_by_role("columnheader").all_inner_texts())
+    assert "the best valid/accuracy first" in page.inner_text("body")
+    assert page.get_by_role("link", name="Playground").count() == 0  # which the pages for language models have
+    value_of = {f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)": one["final"]["valid/accuracy"] for one in told["points"]}
+    assert value_of[page.get_by_role("link", name=re.compile(r"^lr=")).first.inner_text()] == max(value_of.values())
+    keep(page, tmp_path, "front_page")
 
     page.goto(at["table"])
     page.get_by_text("4 matching runs").wait_for()
     close(page)
     names = page.get_by_role("link", name=re.compile(r"^lr=")).all_inner_texts()
     assert sorted(names) == sorted(f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)" for one in told["points"])
-    value_of = {f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)": one["final"]["valid/accuracy"] for one in told["points"]}
     assert [value_of[one] for one in names] == [one["final"]["valid/accuracy"] for one in best_first]
     keep(page, tmp_path, "sweep_table")
 
