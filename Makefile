@@ -8,11 +8,12 @@ BIN := $(VENV)/bin
 
 # One thread a process: on few cores, several torch processes with a thread per core each are slower, not faster. Bytecode is written, whatever the shell says:
 # each of the many processes that tests start would compile all of samewise anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# A file's tests share what is costly to make, a training say: they stay with one worker. The slow ones are few and long: a free worker takes them from another.
-TOGETHER := --dist loadfile
-APART := --dist worksteal
+# A file's tests share what is costly to make, a training say: they stay with one worker; one worker more than cores, as tests often wait for a process.
+# The slow ones are few and long: a free worker takes them from another.
+TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
+APART = -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-changed test-slow test-all bench mutants lint types format lock clean

@@ -78,7 +78,7 @@ def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: 
         (["batch_size=7", "replicas=2"], "batch_size", "batch_size=8"),
         (["batch_size=0"], "batch_size", "at least 1"),
         (["max_epochs=0"], "max_epochs", "at least 1"),
-        (["max_steps=0"], "max_steps", "at least 1"),
+        (["max_steps=-1"], "max_steps", "at least 0"),
         (["accumulate=-1"], "accumulate", "at least 1"),
         (["clip_norm=-1"], "clip_norm", "positive"),
         (["seed=99999999999999999999"], "seed", "too large"),

@@ -60,7 +60,7 @@ def test_what_is_no_state_dict_is_told_by_its_first_entry(tmp_path: Path, conten
 
 def test_a_missing_file_or_folder_is_told_as_what_it_is(tmp_path: Path) -> None:
     (problem,) = problems(layers(1), tmp_path / "weights.pt")
-    assert (problem.message, problem.hint) == ("the file does not exist", ""), "the folder is there, and empty"
+    assert (problem.message, problem.hint) == ("the file does not exist", f"it was looked for at {tmp_path / 'weights.pt'}")
     (problem,) = problems(layers(1), tmp_path / "missing" / "weights.pt")
     assert problem.hint == f"the folder {tmp_path / 'missing'} does not exist"
     (tmp_path / "weights.pth").touch()

@@ -90,7 +90,7 @@ BOMBS = {
     "aliases of a long text": f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n",
     "depth": "a: " + "[" * 1_000_000 + "\n",
     "itself": "a: &a [*a]\n",
-    "values": "a: [" + "1, " * 200_000 + "1]\n",
+    "values": "a: [" + "1, " * 100_000 + "1]\n",
     "merges": "a: &a {x: 1}\n"
     + "".join(f"{b}: &{b} {{p{b}: *{a}, q{b}: *{a}, r{b}: *{a}, s{b}: *{a}}}\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)),
 }
