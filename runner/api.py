@@ -5,7 +5,6 @@ Torch, MLflow and pandas are imported when a function needs them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +100,6 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
 
     Args:
         experiment: Overrides, or what `compose` made of them.
-        fresh: Train again, in a folder beside what is there.
         packages: As in `compose`.
         config_dirs: As in `compose`.
         fresh: Train it again, in a folder beside what is there; nothing is deleted.
@@ -119,8 +117,7 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
     from samewise.runner.training.prepare import finished, prepare
 
     composed = _composed(experiment, packages, config_dirs)
-    composed = composed.anew() if fresh else composed
-    composed = composed.anew() if fresh else dataclasses.replace(composed)  # with the code of now, where one config is trained twice
+    composed = composed.anew() if fresh else replace(composed)  # with the code of now, where one config is trained twice
     with plain_output():
         if settings_are_sound(composed):
             if (done := finished(composed)) is not None:
