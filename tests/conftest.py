@@ -59,6 +59,19 @@ def no_fork_outlives_its_test() -> Iterator[None]:
         forked.STARTED.pop().kill()
 
 
+@pytest.fixture(autouse=True)
+def what_a_project_brought_is_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Two tests may name their projects' packages alike: a test's own modules, and its places on sys.path, end with it."""
+    modules, path, temporary = set(sys.modules), list(sys.path), str(tmp_path_factory.getbasetemp())
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        brought = vars(sys.modules[name])
+        if any(str(place).startswith(temporary) for place in [brought.get("__file__"), *brought.get("__path__", ())]):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
 @pytest.fixture
 def samewise(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """Runs a command as its user would type it, in this process: five seconds quicker than a process of its own, which only kills need."""

@@ -80,7 +80,6 @@ def test_the_readme_names_every_command() -> None:
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
     text = PAGES[page].read_text()
     make_files(text, tmp_path)
     here, seen = project.find(tmp_path), set[tuple[str, ...]]()
@@ -98,7 +97,6 @@ def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_every_config_that_is_shown_is_fit_by_the_schema_that_editors_check_it_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
     for page in WITH_COMMANDS:
         make_files(PAGES[page].read_text(), tmp_path)
     shown = [(file.parent.name, file.read_text()) for file in sorted((tmp_path / "configs").rglob("*.yaml"))]

@@ -63,3 +63,10 @@ def test_hydra_finds_every_choice_of_every_group_in_the_package() -> None:
         found = {group: sorted(loader.get_group_options(group)) for group in expected}
     assert sources == {"samewise.configs"}
     assert found == expected
+
+
+@pytest.mark.parametrize("word", ["one", "another"])
+def test_two_tests_may_give_their_packages_one_name(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lab_of_neighbours.py").write_text(f"WORD = {word!r}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert word == importlib.import_module("lab_of_neighbours").WORD

@@ -33,7 +33,6 @@ Run = Callable[..., Any]
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which commands are given."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -80,8 +79,7 @@ class Deletes(Callback):
 def lab(tmp_path, monkeypatch):
     (tmp_path / "lab_that_ends.py").write_text(LAB)
     monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    sys.modules.pop("lab_that_ends", None)
+    return tmp_path
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,8 +80,7 @@ def lab(tmp_path, monkeypatch):
     (tmp_path / "configs" / "model" / "spoilt.yaml").write_text("# Spoilt\n_target_: lab_not_finite.Spoilt\nwhat: nothing\nafter: 3\n")
     (tmp_path / "configs" / "model" / "growing.yaml").write_text("# Growing\n_target_: lab_not_finite.Growing\n")
     monkeypatch.syspath_prepend(tmp_path)
-    yield ["--package", "lab_not_finite", "--config-dir", tmp_path / "configs"]
-    sys.modules.pop("lab_not_finite", None)
+    return ["--package", "lab_not_finite", "--config-dir", tmp_path / "configs"]
 
 
 @pytest.fixture

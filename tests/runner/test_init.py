@@ -7,7 +7,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,10 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder; what a project adds to sys.path is taken off again, and its package forgotten."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder."""
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "init_lab"]:
-        del sys.modules[name]
+    return tmp_path
 
 
 def test_a_new_project_is_sound_and_has_an_experiment_of_its_own(samewise: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,6 @@ def test_a_file_above_the_current_folder_is_no_project_where_it_is_another_users
     (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["json"]\n')
     (tmp_path / "below").mkdir()
     os.chown(tmp_path / "pyproject.toml", 12345, 12345)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ConfigError, match=r"belongs to another user \(uid 12345\)"):
         project.find(tmp_path / "below")
     assert project.find(tmp_path).packages == ("json",)
@@ -63,7 +62,6 @@ def test_a_file_above_the_current_folder_is_no_project_where_it_is_another_users
 
 
 def test_a_folder_joins_the_path_only_where_its_project_declares_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
     project.find(tmp_path)
     assert str(tmp_path) not in sys.path
     project.find(tmp_path, packages=["json"])

@@ -11,7 +11,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def picture(home: Path) -> Path:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's own package, with a data set that leaves a mark wherever it is told to."""
     folder = tmp_path / "lab"
     folder.mkdir()
@@ -81,8 +81,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_of_mine"]\n')
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    yield folder
-    sys.modules.pop("lab_of_mine", None)
+    return folder
 
 
 def received(run: Path, mark: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -193,8 +192,7 @@ def test_a_run_that_begins_anew_for_lack_of_checkpoints_says_so(samewise, run) -
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "lab_of_damage.py").write_text(LAB)
     monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    sys.modules.pop("lab_of_damage", None)
+    return tmp_path
 
 
 def test_a_run_whose_folder_is_emptied_in_training_does_not_end_as_finished(samewise, lab) -> None:
