@@ -60,6 +60,7 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     from samewise.runner.records import environment, shapes, sources
     from samewise.runner.records.files import read_json
     from samewise.runner.records.folder import RunFolder
+    from samewise.runner.records.roots import alterations
     from samewise.runner.records.verify import Comparison, Parted, checkpoint_partings
     from samewise.runner.training.build import build
     from samewise.runner.training.loop import fit
@@ -68,7 +69,12 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     if not comparison.wanted:
         raise ConfigError(Problem(str(folder.trace), "the run has no trace to compare with", hint="train with trace.every_steps=1"))
     partings = checkpoint_partings(folder)
-    said = [str(parting) for parting in partings] + ([f"{folder.path}: {comparison.missing}"] if comparison.missing else [])
+    altered = alterations(folder).get("trace")
+    said = (
+        [f"{folder.path}: {altered}"] * bool(altered)
+        + [str(parting) for parting in partings]
+        + ([f"{folder.path}: {comparison.missing}"] if comparison.missing else [])
+    )
     unlike = (
         []
         if not args.overrides
@@ -94,7 +100,15 @@ def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, 
     said += [f"the config differs: {line}" for line in unlike]
     first = min(partings, key=lambda parting: parting.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
-    return {"same": not partings, "comparable": True, "run": str(folder.path), "compared": comparison.compared, "parts": parts, "said": said}
+    return {
+        "same": not partings and not altered,
+        "comparable": True,
+        "run": str(folder.path),
+        "compared": comparison.compared,
+        "altered": altered,
+        "parts": parts,
+        "said": said,
+    }
 
 
 def _weights(digest: str | None, again: Any, partings: list[Any]) -> str:

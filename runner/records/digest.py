@@ -76,7 +76,12 @@ def state_digest(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Colle
         shards: Into how many parts of the first dimension (as torch.chunk cuts) those of `sharded` were cut, each digested by itself.
         sharded: Names.
     """
-    return combine([combine(_of_shards(one, shards)) if shards > 1 and name in sharded else digests([one])[0] for name, one in state.items()])
+    return combine(tensor_digests(state, shards=shards, sharded=sharded))
+
+
+def tensor_digests(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = ()) -> list[int]:
+    """xxh3 of each tensor of a state_dict, as a trace has them; for the arguments see `state_digest`."""
+    return [combine(_of_shards(one, shards)) if shards > 1 and name in sharded else digests([one])[0] for name, one in state.items()]
 
 
 def _of_shards(tensor: Tensor, shards: int) -> list[int]:

@@ -25,6 +25,8 @@ SUMMARY = {
     "metrics": {"final": NUMBERS, "best": NUMBERS, "monitor": str, "evaluated?": str},
     "mlflow_run_id?": (str, None),
     "timings": {"training_s": float, "step_ms": float},
+    "trace_sha256?": (SHA256, None),
+    "checkpoints_sha256?": {str: SHA256},
 }
 ENVIRONMENT = {
     "decides?": dict,

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from torch import Tensor, nn
 
 from samewise.runner.records import shapes
-from samewise.runner.records.digest import combine, digests, value_digest
+from samewise.runner.records.digest import combine, digests, tensor_digests, value_digest
 from samewise.runner.records.files import damaged, misfit, parse_json, read_json, read_lines, require_shape, set_aside
 from samewise.runner.records.folder import RunFolder
 
@@ -232,6 +232,15 @@ def parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, An
         layers = first.get("layers", {}).get(stage), second.get("layers", {}).get(stage)
         return stage, _first_layer(head.get(stage, []), *layers, backward=stage == "gradients") if all(layers) else ""
     return None
+
+
+def altered_weights(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:
+    """The first tensor of a state_dict that is not the one of the line, empty where none can be named; None where all are."""
+    numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=head.get("gradients", ()))
+    if f"{combine(numbers):016x}" == line["weights"]:
+        return None
+    there = line.get("layers", {}).get("weights", "")
+    return _first_layer(list(state), there, _short(numbers), backward=False) if len(there) == 8 * len(numbers) else ""
 
 
 def _first_layer(names: Sequence[str], first: str, second: str, *, backward: bool) -> str:

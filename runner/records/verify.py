@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
 from samewise.runner.records import checkpoint, trace
-from samewise.runner.records.digest import state_digest
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.roots import alterations
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,31 @@ class Comparison(Callback):
 
 
 def checkpoint_partings(folder: RunFolder) -> list[Parting]:
-    """What is wrong with the run's checkpoints, by step: altered files, and weights that are not the trace's."""
+    """What is wrong with the run's checkpoints, by step: altered files, and states that are not those of the trace or of the summary."""
     head, lines = trace.read_trace_of(folder)
-    partings: list[Parting] = []
+    altered, partings = alterations(folder), list[Parting]()
     for kept in checkpoint.list_checkpoints(folder.checkpoints):
         try:
             state = checkpoint.load(kept.path)
         except CheckpointError as error:
             partings.append(Parting(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0]))
             continue
-        line: Mapping[str, Any] = lines.get(kept.step, {})
-        weights = state_digest(state["model"], shards=head.get("shards", 1), sharded=head.get("gradients", ()))
-        if line and f"{weights:016x}" != line["weights"]:
-            partings.append(Parting(kept.step, "checkpoint", "", f"the weights in {kept.path.name} differ from those in the trace"))
+        for layer, reason in _unbound(head, lines, kept, state):
+            partings.append(Parting(kept.step, "checkpoint", layer, reason))
+        if reason := altered.get(str(kept.step)):
+            partings.append(Parting(kept.step, "checkpoint", "", reason))
     return partings
+
+
+def _unbound(head: Mapping[str, Any], lines: Mapping[int, Mapping[str, Any]], kept: checkpoint.Kept, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Why a checkpoint is not one that was taken at its step of the trace: (tensor, reason)."""
+    if state["step"] != kept.step:
+        yield "", f"{kept.path.name} was taken at step {state['step']}"
+        return
+    line = lines.get(kept.step)
+    layer = trace.altered_weights(head, line, state["model"]) if line else None
+    if layer is not None:
+        yield layer, f"the weights in {kept.path.name} differ from those in the trace"
+    before = max((step for step in lines if step <= kept.step), default=None)
+    if before is not None and "trace" in state and state["trace"] != int(lines[before]["chain"], 16):
+        yield "", f"{kept.path.name} was not taken in a run with this trace: the trace was altered at step {before} or before, or the checkpoint was"

@@ -22,6 +22,7 @@ from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingEr
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, write_atomically, write_json
+from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.evaluation import draw, rehearse, validate
@@ -70,6 +71,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             _close(run, status)
         summary |= summarise(run)
         if run.strategy.peers.is_main:
+            summary |= roots(run.folder)
             write_json(run.folder.summary, summary)
             run.folder.failure.unlink(missing_ok=True)  # of an earlier session, which this one has made good
         run.strategy.end()

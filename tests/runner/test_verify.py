@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from samewise.runner.records.digest import combine
+
 TINY = [
     "experiment=resnet18_digits",
     "debug=tiny",
@@ -92,7 +94,46 @@ def test_a_flipped_bit_under_a_corrected_hash_is_found_all_the_same(samewise, ru
     flip_a_bit_and_correct_the_hash(run / "checkpoints/step-00000004")
     done = samewise("verify", run, "--json")
     assert done.returncode == 1
-    assert json.loads(done.stdout.splitlines()[-1])["parts"]["step"] == 4
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["parts"]["step"], found["parts"]["layer"]) == (4, "fc.weight")
+    assert "step 4: step-00000004 was altered after the run had ended: its SHA-256 is not the one in summary.json" in found["said"]
+
+
+def test_a_trace_whose_chain_was_made_anew_is_not_the_one_that_the_run_ended_with_nor_that_of_its_checkpoints(samewise, run):
+    lines = forge(run, 6, weights="0" * 16)
+    assert lines == 12
+    done = samewise("verify", run, "--steps", "5")
+    assert done.returncode == 1
+    assert "trace.jsonl was altered after the run had ended" in done.stdout
+    assert "step 8: step-00000008 was not taken in a run with this trace: the trace was altered at step 8 or before" in done.stdout
+    assert "step 4:" not in done.stdout
+
+
+def test_a_loss_that_was_altered_in_the_trace_is_missed_although_no_chain_covers_it(samewise, run):
+    forge(run, 6, loss="0x1.8p+0")
+    done = samewise("verify", run, "--steps", "5", "--json")
+    assert done.returncode == 1
+    assert "trace.jsonl was altered" in json.loads(done.stdout.splitlines()[-1])["altered"]
+
+
+def test_a_run_of_a_version_whose_summary_had_no_root_is_verified_as_before(samewise, run):
+    summary = json.loads((run / "summary.json").read_text())
+    assert sorted(summary.pop("checkpoints_sha256")) == ["12", "4", "8"]
+    assert summary.pop("trace_sha256") == hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert samewise("verify", run, "--steps", "1").returncode == 0
+
+
+def forge(run: Path, step: int, **values: str) -> int:
+    """Alter a line of the trace and make the chain anew, as somebody would who knows how it is made; how many lines there are."""
+    head, *texts = (run / "trace.jsonl").read_text().splitlines()
+    lines, chain = [json.loads(text) for text in texts], 0
+    for line in lines:
+        line |= values if line["step"] == step else {}
+        chain = combine([chain, *(int(line[name], 16) for name in ("batch", "input", "gradients", "weights"))])
+        line["chain"] = f"{chain:016x}"
+    (run / "trace.jsonl").write_text("\n".join([head, *(json.dumps(line, separators=(",", ":")) for line in lines)]) + "\n")
+    return len(lines)
 
 
 def test_a_run_resumed_from_an_altered_checkpoint_parts_at_the_next_step(samewise, run, original):
