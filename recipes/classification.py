@@ -150,7 +150,8 @@ class Classification(Recipe):
         output = model(batch["image"])
         if not isinstance(output, Tensor) or output.dim() != 2:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise ConfigError(Problem("model", "does not return one row of logits for each image", form, "a tensor [batch, classes]"))
+            hint = "auxiliary outputs are not trained: model.aux_logits=false" if hasattr(output, "aux_logits") or hasattr(output, "aux_logits1") else ""
+            raise ConfigError(Problem("model", "does not return one row of logits for each image", form, "a tensor [batch, classes]", hint))
         if self.num_classes is not None and output.shape[1] != self.num_classes:
             raise ConfigError(
                 Problem(

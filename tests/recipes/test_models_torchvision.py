@@ -1,0 +1,110 @@
+"""The choices for torchvision's classification models: there is one for each, and it makes torchvision's own model."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+import yaml
+from torchvision.models import get_model_weights, list_models
+
+from samewise.recipes.classification import Classification
+from samewise.runner.config import project
+from samewise.runner.config.compose import compose
+from samewise.runner.config.instantiate import instantiate
+from samewise.runner.errors import ConfigError
+from samewise.runner.interfaces import Phase
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "model"
+FAMILIES = {
+    "alexnet": 63,
+    "convnext_tiny": 32,
+    "densenet121": 32,
+    "efficientnet_b0": 32,
+    "efficientnet_v2_s": 32,
+    "googlenet": 32,
+    "inception_v3": 75,
+    "maxvit_t": 224,
+    "mnasnet0_5": 32,
+    "mobilenet_v2": 32,
+    "mobilenet_v3_small": 32,
+    "regnet_x_400mf": 32,
+    "regnet_y_400mf": 32,
+    "resnet18": 32,
+    "shufflenet_v2_x0_5": 32,
+    "squeezenet1_1": 32,
+    "swin_t": 32,
+    "swin_v2_t": 32,
+    "vgg11": 32,
+    "vgg11_bn": 32,
+    "vit_b_16": 32,
+}
+"""One of each family, and the smallest image that it takes, or one that is small enough."""
+QUICK = ("mobilenet_v3_small", "squeezenet1_1")
+AUXILIARY = {"inception_v3": 3_326_696, "googlenet": 0}
+"""Parameters that the published number counts, and that are made only with auxiliary outputs."""
+
+
+def made(name: str, size: int) -> torch.nn.Module:
+    cfg = compose([f"model={name}", "dataset=generated_classification", f"dataset.image_size={size}"], project=project.Project(CONFIGS)).cfg
+    return instantiate(cfg.model, "model", allowed=())
+
+
+def theirs(name: str, size: int) -> torch.nn.Module:
+    function: Any = getattr(torchvision.models, name)
+    arguments = {"aux_logits": False, "init_weights": False} if name in AUXILIARY else {"image_size": size} if name.startswith("vit") else {}
+    return function(num_classes=10, **arguments)
+
+
+def test_every_classification_model_of_torchvision_is_a_choice_that_tells_its_published_number_of_parameters() -> None:
+    told, published = {}, {}
+    for name in list_models(module=torchvision.models):
+        text = (CONFIGS / f"{name}.yaml").read_text()
+        assert yaml.safe_load(text)["_target_"] == f"torchvision.models.{name}"
+        number = re.search(r"([\d,]+) parameters with 1,000 classes", text.splitlines()[0])
+        told[name] = int(number[1].replace(",", "")) if number else 0
+        published[name] = {weights.meta["num_params"] - AUXILIARY.get(name, 0) for weights in get_model_weights(name)}  # larger images, larger embeddings
+    assert {name: count for name, count in told.items() if count not in published[name]} == {}
+    assert len(told) > 75
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
+def test_a_choice_makes_torchvisions_model_whose_step_repeats_to_the_bit(name: str) -> None:
+    """The whole model has gradients, from deterministic operators alone."""
+    size = FAMILIES[name]
+    model, images = made(name, size), torch.rand(2, 3, size, size)
+    own = theirs(name, size)
+    own.load_state_dict(model.state_dict())
+    assert torch.equal(model.eval()(images), own.eval()(images))
+    torch.use_deterministic_algorithms(True)
+    try:
+        gradients: list[list[torch.Tensor | None]] = []
+        for _ in range(2):
+            torch.manual_seed(0)  # of dropout and stochastic depth
+            model.train().zero_grad()
+            model(images).square().sum().backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(one is not None and other is not None and torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_every_family_of_torchvision_is_tried() -> None:
+    files = {name: inspect.getfile(inspect.unwrap(getattr(torchvision.models, name))) for name in list_models(module=torchvision.models)}
+    assert len(set(files.values())) > 10
+    assert {files[name] for name in FAMILIES} == set(files.values())
+
+
+def test_auxiliary_outputs_are_refused_with_what_leaves_them_out() -> None:
+    class WithAuxiliary(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> Any:
+            return torchvision.models.GoogLeNetOutputs(images.flatten(1), None, None)
+
+    batch = {"image": torch.zeros(2, 3, 1, 1), "label": torch.zeros(2, dtype=torch.int64)}
+    with pytest.raises(ConfigError, match=r"auxiliary outputs are not trained: model\.aux_logits=false"):
+        Classification().loss(WithAuxiliary(), batch, Phase("train"))
