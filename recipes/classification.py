@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from samewise.datasets.parts import image_files, video_files
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
@@ -78,6 +79,7 @@ class Classification(Recipe):
             raise ConfigError(Problem("recipe.channels", "is not a possible number of image channels", channels, "1 (grey) or 3 (colour)"))
         self.channels = channels
         self._frames, self._stride = (reads or {}).get("frames"), (reads or {}).get("stride") or 1
+        self.takes, self.extensions = ("videos", video_files.EXTENSIONS) if self._frames else ("images", image_files.EXTENSIONS)
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.top_k = tuple(top_k)
@@ -140,10 +142,11 @@ class Classification(Recipe):
             image = read_frames(file, partial(clip_frames, frames=frames, stride=self._stride, start=centre))
         else:
             image = read_image(file, mode="gray" if self.channels == 1 else "rgb")
-        return {"image": image, "label": 0}
+        return {"image": image, "label": 0, "file": str(file)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        return [Classified(probabilities, self.classes) for probabilities in self._logits(model, batch).softmax(1).cpu()]
+        files = batch.get("file", [None] * len(batch["image"])) if self.takes == "images" else [None] * len(batch["image"])
+        return [Classified(each, self.classes, file) for each, file in zip(self._logits(model, batch).softmax(1).cpu(), files, strict=True)]
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """float32[B, K]: the model's output, checked. Shapes are compared at every call, which is free; values at most once, which waits for the device."""
@@ -247,17 +250,43 @@ class ClassificationScores(Scores):
 
 @final
 class Classified(Prediction):
-    """One image's float32[K] probabilities; `classes` are their K names, or none."""
+    """One image's class.
 
-    def __init__(self, probabilities: Tensor, classes: Sequence[str] = ()) -> None:
+    Args:
+        probabilities: float32[K].
+        classes: Their K names, or none.
+        file: The image to draw it in.
+        least: Classes that are less probable are left out.
+    """
+
+    def __init__(self, probabilities: Tensor, classes: Sequence[str] = (), file: str | None = None, *, least: float = 0.0) -> None:
         self.probabilities = probabilities
         self.classes = list(classes) if len(classes) == len(probabilities) else []
+        self._file = file
+        self._least = least
 
     def values(self) -> dict[str, Any]:
-        """The likeliest class, by number and by name where it has one, and the probabilities of the five likeliest."""
-        best = self.probabilities.argsort(descending=True, stable=True)[:5].tolist()
-        named = {"class": self.classes[best[0]]} if self.classes else {}
-        return {"label": best[0], **named, "probabilities": {self._name(label): float(self.probabilities[label]) for label in best}}
+        """The likeliest class, by number and by name where it has one, and the probabilities of the five likeliest; None where it is below the threshold."""
+        best = [one for one in self.probabilities.argsort(descending=True, stable=True)[:5].tolist() if self.probabilities[one] >= self._least]
+        named = {"class": self.classes[best[0]] if best else None} if self.classes else {}
+        return {"label": best[0] if best else None, **named, "probabilities": {self._name(label): float(self.probabilities[label]) for label in best}}
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """Write `NAME_class.png`: the image with its class and probability; of videos nothing."""
+        if self._file is None:
+            return []
+        likeliest = next(iter(self.values()["probabilities"].items()), None)
+        words = f"{likeliest[0]} {likeliest[1]:.2f}" if likeliest else f"none of at least {self._least:g}"
+        return [pictures.save_classified(folder / f"{name}_class.png", read_image(self._file), words)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One, with the `probability` of the class."""
+        found = self.values()
+        probability = next(iter(found.pop("probabilities").values()), None)
+        return [{**found, "probability": probability}]
+
+    def at_least(self, score: float) -> Classified:
+        return Classified(self.probabilities, self.classes, self._file, least=score)
 
     def _name(self, label: int) -> str:
         """Unlike any other class's: some data sets have two of one name."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from samewise.datasets.parts.annotated_images import annotated_sample
 from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.image_files import EXTENSIONS
 from samewise.recipes.parts import detection_pictures as pictures
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
 from samewise.recipes.parts.pictures import thumbnails
@@ -53,6 +54,9 @@ class Detection(Recipe):
         num_classes: With the background (label 0), to find a label out of range in the loader's worker; None: any label from 1.
         shown: How many images of an evaluation are drawn with their boxes.
     """
+
+    takes = "images"
+    extensions = EXTENSIONS
 
     def __init__(self, *, num_classes: int | None = None, shown: int = 12) -> None:
         if num_classes is not None and num_classes < 2:
@@ -203,12 +207,14 @@ class Detected(Prediction):
         found: The boxes, in pixels of the image as the transforms of evaluation leave it: of the file, where they do not resize.
         image: float32[3, H, W] in [0, 1].
         classes: The names of the labels, the background's first; empty: their numbers.
+        least: The score of what is drawn; None: .3, or the three best.
     """
 
-    def __init__(self, found: Image, image: Tensor, classes: Sequence[str] = ()) -> None:
+    def __init__(self, found: Image, image: Tensor, classes: Sequence[str] = (), *, least: float | None = None) -> None:
         self.found = found
         self.classes = list(classes)
         self._image = image
+        self._least = least
 
     def values(self) -> dict[str, Any]:
         """`detections`, the surest first: `label`, `class` where it has a name, `score`, and `box` as [x1, y1, x2, y2]."""
@@ -217,8 +223,28 @@ class Detected(Prediction):
         return {"width": found.size[1], "height": found.size[0], "detections": [self._one(place) for place in order]}
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write `NAME_detections.png`: the image with the boxes of at least the score .3, or with the three best."""
-        return [pictures.save_prediction(folder / f"{name}_detections.png", self._image, self.found, self.classes)]
+        """Write `NAME_detections.png`: the image with the boxes of at least the threshold; without one, of the score .3, or the three best."""
+        least, best = (0.3, 3) if self._least is None else (self._least, 0)
+        return [pictures.save_prediction(folder / f"{name}_detections.png", self._image, self.found, self.classes, least=least, best=best)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One a box; of an image in which nothing is found, one without columns."""
+        detections: list[dict[str, Any]] = self.values()["detections"]
+        boxes = [dict(zip(("x1", "y1", "x2", "y2"), one.pop("box"), strict=True)) for one in detections]
+        return [one | box for one, box in zip(detections, boxes, strict=True)] or [{}]
+
+    def at_least(self, score: float) -> Detected:
+        found, kept = self.found, self.found.found_scores >= score
+        chosen = replace(found, found_boxes=found.found_boxes[kept], found_labels=found.found_labels[kept], found_scores=found.found_scores[kept])
+        return Detected(chosen, self._image, self.classes, least=score)
+
+    def coco(self, image: int | str) -> list[dict[str, Any]]:
+        """As https://cocodataset.org/#format-results has it: `bbox` is [x, y, width, height] in pixels, `category_id` the label."""
+        made = list[dict[str, Any]]()
+        for one in self.values()["detections"]:
+            x1, y1, x2, y2 = one["box"]
+            made.append({"image_id": image, "category_id": one["label"], "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)], "score": one["score"]})
+        return made
 
     def _one(self, place: int) -> dict[str, Any]:
         label, box = int(self.found.found_labels[place]), self.found.found_boxes[place].tolist()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.recipes.parts.si_sdr import best_assignment, in_order, pairwise_si_sdr, select_assigned, si_sdr
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.recipes.parts.tables import write_csv
@@ -72,6 +72,9 @@ class Separation(Recipe):
         sdr: Evaluate the SDR of BSS eval too (Vincent et al. 2006, by torchmetrics: any filter of 512 taps counts as no distortion); some 20 ms a
             signal on one core.
     """
+
+    takes = "recordings"
+    extensions = EXTENSIONS
 
     def __init__(self, *, sample_rate: int = 8000, sdr: bool = True) -> None:
         if sample_rate < 1:

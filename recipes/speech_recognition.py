@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.recipes.parts import ctc, transcripts
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
@@ -51,6 +51,9 @@ class SpeechRecognition(Recipe):
             nothing to the loss but is counted, and their share is logged as `skipped`.
         sample_rate: For the time axis of pictures, in Hz; None: none.
     """
+
+    takes = "recordings"
+    extensions = EXTENSIONS
 
     def __init__(
         self,

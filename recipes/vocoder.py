@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.models.wavernn import speak
 from samewise.recipes.parts.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
@@ -70,6 +70,9 @@ class Vocoder(Recipe):
         resynthesise: How many clips of the split, its first ones, each evaluation has the model speak: at 22,050 Hz, seconds of computation for a second
             of speech at best.
     """
+
+    takes = "recordings"
+    extensions = EXTENSIONS
 
     def __init__(self, *, front_end: VocoderMel, output: Literal["mu_law", "logistics"] = "mu_law", n_classes: int = 256, resynthesise: int = 0) -> None:
         if output not in ("mu_law", "logistics"):

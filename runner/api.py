@@ -182,13 +182,17 @@ def load(
     return LoadedRun(predictor.model, Transforms(predictor), composed)
 
 
-def predict(run: LoadedRun | str | Path, *files: str | Path, output: str | Path | None = None, **how: Any) -> list[Prediction]:
-    """What a run's model makes of files: the same each time, and whatever other files are asked for.
+def predict(
+    run: LoadedRun | str | Path, *files: str | Path, output: str | Path | None = None, threshold: float | None = None, batch: int = 1, **how: Any
+) -> list[Prediction]:
+    """What a run's model makes of files: the same each time, and whatever other files are asked for, unless it takes several at once.
 
     Args:
         run: What `load` gave, or what it takes.
-        files: Images, videos or audio files, as the run's recipe predicts from.
+        files: Images, videos or audio files, as the run's recipe predicts from, folders of them, or patterns.
         output: A folder for pictures and sounds; None: none are written.
+        threshold: The least score of a box or a class; None: all.
+        batch: How many files the model takes at once. In a batch the last bits of a prediction may differ.
         how: As in `load`, where `run` is not loaded yet.
 
     Returns:
@@ -201,7 +205,8 @@ def predict(run: LoadedRun | str | Path, *files: str | Path, output: str | Path 
     from samewise.runner.training.undisturbed import undisturbed
 
     with undisturbed(loaded.config.cfg.reproducibility):
-        made = loaded.transforms.predictor.predict_files([Path(file) for file in files], None if output is None else Path(output))
+        predictor, folder = loaded.transforms.predictor, None if output is None else Path(output)
+        made = predictor.predict_files(predictor.files([Path(file) for file in files]), folder, threshold=threshold, batch=batch)
         return [prediction for _, prediction, _ in made]
 
 

@@ -74,12 +74,30 @@ class Prediction(abc.ABC):
         """Write what a person would look at or listen to into `folder`, each file's name beginning with `name`. Default: nothing."""
         return []
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The outcome as rows of a table, by column: one for each thing found. Default: one of the values that are no lists or dicts."""
+        return [{key: value for key, value in self.values().items() if not isinstance(value, list | dict)}]
+
+    def at_least(self, score: float) -> Prediction:
+        """What of it has at least this score, and is drawn. Default: it has no scores."""
+        raise ConfigError(Problem("--threshold", f"what this model predicts ({type(self).__name__}) has no score", score))
+
+    def coco(self, image: int | str) -> list[dict[str, Any]]:
+        """COCO's results for an image of this number or name: `image_id`, `category_id`, `bbox`, `score` of each box. Default: it has no boxes."""
+        raise ConfigError(Problem("--format", f"coco is for boxes, and what this model predicts ({type(self).__name__}) has none", expected="json or csv"))
+
 
 class Recipe(abc.ABC):
     """The science of one task. It knows no device, rank, optimizer, file or logger."""
 
     classes: Sequence[str] = ()
     """The names of the labels, where the run's data set has them: set before `predict` is asked."""
+
+    takes: str = "files of its own kind"
+    """What `read` takes, in a word: `images`."""
+
+    extensions: Sequence[str] = ()
+    """How the names of such files end: those in a folder that `predict` is given. Empty: folders are refused."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_SCREEN = 900
+"""Pixels of a picture that is looked at as it is."""
+
 
 def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[Image], names: Sequence[str], *, least: float = 0.3, columns: int = 4) -> None:
     """Draw images uint8[3, h, w] with their true boxes (thin, white) and detections of at least the score `least` (a colour a class).
@@ -39,8 +42,11 @@ def save_detections(path: Path, thumbnails: Sequence[Tensor], images: Sequence[I
     save_figure(figure, path)
 
 
-def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[str], *, least: float = 0.3) -> Path:
-    """Draw float32[3, H, W] in [0, 1] with its detections of at least the score `least`, or the three best: pixel for pixel, small images enlarged."""
+def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[str], *, least: float = 0.3, best: int = 3) -> Path:
+    """Draw float32[3, H, W] in [0, 1] with its detections of at least the score `least`, or the `best` ones: pixel for pixel, small images enlarged.
+
+    Lines and letters grow with the picture, so that they can be read where it is shrunk to a screen.
+    """
     from matplotlib.figure import Figure
 
     height, width = image.size
@@ -48,7 +54,7 @@ def save_prediction(path: Path, picture: Tensor, image: Image, names: Sequence[s
     figure = Figure(figsize=(width * scale, height * scale), dpi=100)
     axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
-    _draw(axes, (picture.clamp(0, 1) * 255).round().to(torch.uint8), image, names, least)
+    _draw(axes, (picture.clamp(0, 1) * 255).round().to(torch.uint8), image, names, least, best=best, scale=max(1.0, max(height, width) / _SCREEN))
     _pull_labels_inside(figure)
     save_figure(figure, path)
     return path
@@ -76,22 +82,23 @@ def save_class_precision(path: Path, found: AveragePrecision, names: Sequence[st
     write_csv(path, ("label", "class", "boxes", "ap", "ap_50"), rows)
 
 
-def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], least: float) -> None:
+def _draw(axes: Axes, thumbnail: Tensor, image: Image, names: Sequence[str], least: float, *, best: int = 3, scale: float = 1.0) -> None:
+    """`scale` is of lines and letters."""
     from matplotlib.patches import Rectangle
 
     axes.imshow(thumbnail.movedim(0, -1).numpy(), interpolation="nearest")
-    scale = thumbnail.shape[-1] / image.size[1]
-    for x1, y1, x2, y2 in (image.boxes * scale).tolist():
+    shrunk = thumbnail.shape[-1] / image.size[1]
+    for x1, y1, x2, y2 in (image.boxes * shrunk).tolist():
         axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor="white", linewidth=0.8))
     order = image.found_scores.argsort(descending=True, stable=True)
-    drawn = [place for rank, place in enumerate(order.tolist()) if image.found_scores[place] >= least or (rank < 3 and image.found_scores[order[0]] < least)]
+    drawn = [place for rank, place in enumerate(order.tolist()) if image.found_scores[place] >= least or (rank < best and image.found_scores[order[0]] < least)]
     for place in drawn:
-        x1, y1, x2, y2 = (image.found_boxes[place] * scale).tolist()
+        x1, y1, x2, y2 = (image.found_boxes[place] * shrunk).tolist()
         label = int(image.found_labels[place])
-        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=_colour(label), linewidth=1.6))
+        axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=_colour(label), linewidth=1.6 * scale))
         told = f"{_name(label, names)} {image.found_scores[place]:.2f}"
         box = {"facecolor": _colour(label), "alpha": 0.7, "pad": 0.6, "linewidth": 0}
-        axes.text(x1, y1, told, fontsize=6, color="black", va="bottom", bbox=box).set_in_layout(False)
+        axes.text(x1, y1, told, fontsize=6 * scale, color="black", va="bottom", bbox=box).set_in_layout(False)
 
 
 def _pull_labels_inside(figure: Figure) -> None:

@@ -42,6 +42,23 @@ def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
     return ((images - low) / span).nan_to_num().mul(255).round().to(torch.uint8)
 
 
+def save_classified(path: Path, image: Tensor, words: str, *, smallest: int = 320, largest: int = 1280) -> Path:
+    """Draw uint8[3, H, W] with a line in its lower left corner; the longer side is shrunk or enlarged to between so many pixels."""
+    from matplotlib.figure import Figure
+
+    height, width = image.shape[-2:]
+    scale = min(max(1.0, smallest / max(height, width)), largest / max(height, width)) / 100
+    figure = Figure(figsize=(max(width * scale, 0.2), max(height * scale, 0.2)), dpi=100)
+    axes: Axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.imshow(image.movedim(0, -1).numpy(), interpolation="nearest" if scale > 0.01 else "antialiased", aspect="auto")
+    size = 11 * max(1.0, max(height, width) * scale * 100 / 640)
+    box = {"facecolor": "white", "alpha": 0.8, "pad": 2.0, "linewidth": 0}
+    axes.text(0.01, 0.01, _short(words, 40), transform=axes.transAxes, fontsize=size, color="black", ha="left", va="bottom", bbox=box)
+    save_figure(figure, path)
+    return path
+
+
 @dataclass(frozen=True)
 class _Shown:
     image: Tensor

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner.commands import add_trust
+
+if TYPE_CHECKING:
+    from samewise.runner.records.predictions import Form, PredictionFile
 
 _LINES = 10
 """Items of a list that are shown on the terminal."""
@@ -19,16 +23,24 @@ EXAMPLES = """examples:
   samewise predict 3f2a street.jpg --weights ema        which objects are where, using the moving average of the weights
   samewise predict 3f2a meeting.wav --output separated  one file per speaker
   samewise predict 3f2a *.wav --checkpoint last device=cpu --json
+  samewise predict 3f2a photos 'more/**/*.jpg' --threshold 0.5 --out found.csv
+  samewise predict 3f2a val2017 --out results.json --format coco
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="images, videos or audio files; also KEY=VALUE: values to change in the run's config")
+    help_ = "images, videos or audio files, folders of them, or patterns as 'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
+    parser.add_argument("files", nargs="+", metavar="FILE", help=help_)
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which checkpoint to use (default: best)")
     parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write pictures and sounds (default: RUN/predictions)")
+    help_ = "a folder for pictures and sounds, or NAME.json or NAME.csv for all predictions in one file; may be repeated (default: RUN/predictions)"
+    parser.add_argument("--output", "--out", type=Path, action="append", default=[], metavar="PATH", help=help_)
+    parser.add_argument("--format", choices=["json", "csv", "coco"], help="of that file (default: by its ending); coco: COCO's results, for detection")
+    parser.add_argument("--threshold", type=float, metavar="SCORE", help="leave out boxes, or classes, with a lower score (0 to 1)")
+    help_ = "files that the model takes at once (default: 1). In a batch the last bits of a prediction may differ, and so may random draws"
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help=help_)
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per file")
@@ -40,13 +52,52 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.errors import ConfigError, Problem
 
     files, overrides = _apart(args.files)
+    pictures, results = _outputs(args.output, args.format)
     if not files:
         raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
     folder = saved.find(args.run, run_root=args.run_root).path
-    loaded = api.load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust)
-    for file, prediction, made in loaded.transforms.predictor.predict_files(files, args.output or folder / "predictions"):
-        _tell(file, prediction.values(), made, as_json=args.json)
+    predictor = api.load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust).transforms.predictor
+    asked = predictor.files(files)
+    made = predictor.predict_files(asked, pictures or (None if results else folder / "predictions"), threshold=args.threshold, batch=args.batch)
+    try:
+        for file, prediction, written in _with_bar(made, len(asked)):
+            for one in results:
+                one.add(file, prediction, written)
+            if args.json or not results:
+                _tell(file, prediction.values(), written, as_json=args.json)
+    finally:  # where some files cannot be read, the others can
+        for one in results:
+            if one.files:
+                one.write()
+                print(f"{one.path}: {one.files} of {len(asked)} files", file=sys.stderr if args.json else sys.stdout)
     return 0
+
+
+def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, list[PredictionFile]]:
+    """The folder for pictures, and the files for all predictions."""
+    from samewise.runner.errors import ConfigError, Problem
+    from samewise.runner.records.predictions import SUFFIXES, PredictionFile
+
+    files = [path for path in given if path.suffix.lower() in SUFFIXES and not path.is_dir()]
+    folders = [path for path in given if path not in files]
+    if len(folders) > 1:
+        raise ConfigError(Problem("--output", "takes one folder for pictures", [str(one) for one in folders], "a folder, and files that end in .json or .csv"))
+    if form and not files:
+        raise ConfigError(Problem("--format", "is of a file, and none is given", form, hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}"))
+    return next(iter(folders), None), [PredictionFile(path, form) for path in files]
+
+
+def _with_bar(made: Iterable[Any], total: int) -> Iterator[Any]:
+    """With a bar on the terminal, where there are several."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from samewise.runner.records.console import PlainConsole
+
+    console, shared = PlainConsole(stderr=True), sys.stdout.isatty()  # what is printed goes above the bar, unless it goes elsewhere
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = total < 2 or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden, redirect_stdout=shared, redirect_stderr=shared) as bar:
+        yield from bar.track(made, total=total)
 
 
 def _tell(file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: bool) -> None:

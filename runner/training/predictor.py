@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import nn
 
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line, raised_at
+from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_line, raised_at
 from samewise.runner.interfaces import Batch, Prediction, Recipe
 from samewise.runner.precision import Precision
+from samewise.runner.training.asked_files import expand, names
 
 
 @dataclass(frozen=True)
@@ -40,35 +41,52 @@ class Predictor:
     to_device: Callable[[Batch], Batch]
     seed: int
 
-    def predict(self, file: Path) -> Prediction:
-        """What the model makes of a file: the same each time, and whatever other files are asked for.
+    def predict(self, files: Sequence[Path]) -> list[Prediction]:
+        """What the model makes of files, as one batch: of one file the same each time. In a batch of several its last bits may differ.
 
         Raises:
-            DataError: it cannot be read, or is not what the recipe predicts from.
+            DataError: one cannot be read, or is not what the recipe predicts from.
         """
         with streams.scope(self.seed, "predict"), torch.no_grad():
-            batch = self.batch_of([file])
+            batch = self.batch_of(files)
             with self.precision.autocast():
-                (prediction,) = self.recipe.predict(self.model, batch)
-        return prediction
+                return self.recipe.predict(self.model, batch)
 
-    def predict_files(self, files: Sequence[Path], output: Path | None) -> Iterator[tuple[Path, Prediction, list[Path]]]:
+    def files(self, asked: Sequence[Path]) -> list[Path]:
+        """All files that are asked for: folders and patterns stand for what is in them.
+
+        Raises:
+            ConfigError: there is nothing in one.
+        """
+        return expand(asked, self.recipe)
+
+    def predict_files(
+        self, asked: Sequence[Path], output: Path | None, *, threshold: float | None = None, batch: int = 1
+    ) -> Iterator[tuple[Path, Prediction, list[Path]]]:
         """Each file's prediction as soon as it is made, and the pictures or sounds of it that were written.
 
         Args:
-            files: The user's.
+            asked: As `files` gives them.
             output: A folder for pictures and sounds; None: none are written.
+            threshold: The least score of what is predicted; None: all.
+            batch: How many files the model takes at once. Where they do not fit together, it takes them one by one.
 
         Raises:
-            ConfigError: at the end, with a problem for each file that cannot be read: the others may be sound.
+            ConfigError: there is no score for the threshold; or at the end, with a problem for each file that cannot be read: the others may be sound.
         """
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ConfigError(Problem("--threshold", "is not a score", threshold, "a number from 0 to 1"))
+        if batch < 1:
+            raise ConfigError(Problem("--batch", "is not a number of files", batch, "a whole number from 1"))
         problems: list[Problem] = []
-        for file, name in zip(files, _names(files), strict=True):
-            try:
-                prediction = self.predict(file)
-                yield file, prediction, _saved(prediction, file, output, name)
-            except SamewiseError as error:
-                problems += error.problems
+        named = zip(asked, names(asked), strict=True)
+        for start in range(0, len(asked), batch):
+            for prediction, (file, name) in zip(self._tried(asked[start : start + batch]), named, strict=False):
+                if isinstance(prediction, SamewiseError):
+                    problems += prediction.problems
+                    continue
+                chosen = prediction if threshold is None else prediction.at_least(threshold)
+                yield file, chosen, _saved(chosen, file, output, name)
         if problems:
             raise ConfigError(*problems)
 
@@ -81,15 +99,33 @@ class Predictor:
         Raises:
             DataError: a file cannot be read.
         """
-        read = [self.recipe.read(Path(one)) if isinstance(one, str | Path) else one for one in samples]
+        read = [self._read(Path(one)) if isinstance(one, str | Path) else one for one in samples]
         transformed = WithTransform.of(read, self.samples)
         return self.transform(self.to_device(self.recipe.collate([transformed[number] for number in range(len(read))])))
 
+    def _read(self, file: Path) -> Any:
+        """A file as a sample; what is said of one that cannot be read is about the model, not about a data set."""
+        try:
+            return self.recipe.read(file)
+        except DataError as error:
+            if not file.exists():
+                raise
+            hint = f"the model takes {self.recipe.takes}"
+            raise DataError(*(replace(one, hint=one.hint if one.hint and "remove" not in one.hint else hint) for one in error.problems)) from None
 
-def _names(files: Sequence[Path]) -> list[str]:
-    """What the results of each file begin with: its name without the ending, numbered where another has the same."""
-    names = [file.stem for file in files]
-    return [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names, start=1)]
+    def _tried(self, files: Sequence[Path]) -> Iterator[Prediction | SamewiseError]:
+        """Each file's prediction, or why there is none."""
+        if len(files) > 1:
+            try:
+                yield from self.predict(files)
+                return
+            except SamewiseError:
+                pass  # one by one, to learn of which
+        for file in files:
+            try:
+                yield self.predict([file])[0]
+            except SamewiseError as error:
+                yield error
 
 
 def _saved(prediction: Prediction, file: Path, output: Path | None, name: str) -> list[Path]:

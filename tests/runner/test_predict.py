@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -91,7 +92,11 @@ def test_an_image_is_classified_by_the_names_of_the_data_set(samewise, runs, tmp
     assert found["class"] == f"pattern {found['label']}" == next(iter(found["probabilities"]))
     assert shares == sorted(shares, reverse=True)
     assert 0 < sum(shares) <= 1.00001
-    assert found["files"] == []
+    (picture,) = found["files"]
+    assert Path(picture).name == "a_class.png"
+    with Image.open(picture) as drawn:
+        assert drawn.size == (320, 320)
+        assert drawn.convert("RGB").getpixel((319, 0)) == (200, 90, 10)
 
 
 def test_without_names_a_class_is_its_number(samewise, runs, tmp_path):
@@ -206,15 +211,122 @@ def test_a_file_at_fault_is_named_and_the_others_are_predicted(samewise, runs, t
     assert [json.loads(line)["file"] for line in done.stdout.splitlines()] == [str(sound)]
 
 
-def test_a_file_for_another_model_is_called_what_it_is_and_nothing_is_advised_against_it(samewise, runs, tmp_path):
+def test_a_file_for_another_model_is_called_what_it_is_with_what_the_model_takes(samewise, runs, tmp_path):
     sound = recording(tmp_path / "x.wav")
     done = samewise("predict", runs["classification"], sound)
     assert done.returncode == 2
     assert "x.wav: is a WAV recording, not an image\n" in done.stderr
     assert "expected: an image: a JPEG, PNG" in done.stderr
     assert "remove" not in done.stderr
-    assert "hint" not in done.stderr
+    assert "hint:     the model takes images\n" in done.stderr
+    (tmp_path / "notes.txt").write_text("of the street")
+    done = samewise("predict", runs["speech_recognition"], tmp_path / "notes.txt")
+    assert "remove" not in done.stderr
     assert sound.exists()
+
+
+@pytest.fixture
+def photographs(tmp_path) -> Path:
+    """b.png, 7.png and below/a.JPG, a note, a hidden file."""
+    folder = tmp_path / "photographs"
+    (folder / "below").mkdir(parents=True)
+    for number, name in enumerate(("b.png", "7.png", "below/a.JPG", ".hidden.png")):
+        Image.effect_noise((60, 50 + number), 60).convert("RGB").save(folder / name)
+    (folder / "notes.txt").write_text("of the street")
+    return folder
+
+
+def test_folders_and_patterns_stand_for_what_the_model_takes_in_order(samewise, runs, photographs):
+    ordered = [str(photographs / name) for name in ("7.png", "b.png", "below/a.JPG")]
+    assert [one["file"] for one in predicted(samewise, runs["classification"], photographs)] == ordered
+    assert [one["file"] for one in predicted(samewise, runs["classification"], photographs / "*.png")] == ordered[:2]
+    (photographs / "empty").mkdir()
+    done = samewise("predict", runs["classification"], photographs / "*.gif", photographs / "empty")
+    assert done.returncode == 2
+    assert "*.gif: no file matches this pattern" in done.stderr
+    assert "empty: has no files that the model takes" in done.stderr
+    assert "expected: images: files that end in .jpg" in done.stderr
+
+
+def test_all_predictions_in_one_file_as_json_csv_and_coco(samewise, runs, photographs, tmp_path):
+    run = runs["detection"]
+    (run / "predictions").mkdir(exist_ok=True)
+    before = sorted((run / "predictions").iterdir())
+    found = predicted(samewise, run, photographs, "--out", tmp_path / "all.json", "--out", tmp_path / "all.csv", "--threshold", "0.005")
+    assert json.loads((tmp_path / "all.json").read_text()) == found
+    assert sorted((run / "predictions").iterdir()) == before, "pictures are for --output FOLDER"
+    boxes = [(one["file"], box) for one in found for box in one["detections"]]
+    assert boxes
+    with open(tmp_path / "all.csv", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    columns = ("x1", "y1", "x2", "y2")
+    assert tuple(rows[0]) == ("file", "label", "class", "score", *columns)
+    assert [(row["file"], row["class"], [float(row[edge]) for edge in columns]) for row in rows] == [(file, box["class"], box["box"]) for file, box in boxes]
+    done = samewise("predict", run, photographs, "--out", tmp_path / "coco.json", "--format", "coco", "--threshold", "0.005")
+    assert done.stdout == f"{tmp_path / 'coco.json'}: 3 of 3 files\n"
+    results = json.loads((tmp_path / "coco.json").read_text())
+    assert [one["image_id"] for one in results] == [7 if Path(file).stem == "7" else Path(file).stem for file, _ in boxes]
+    for one, (_, box) in zip(results, boxes, strict=True):
+        assert set(one) == {"image_id", "category_id", "bbox", "score"}
+        x, y, width, height = one["bbox"]
+        assert (one["category_id"], one["score"]) == (box["label"], box["score"])
+        assert [x, y, x + width, y + height] == pytest.approx(box["box"])
+
+
+def test_a_file_of_predictions_has_those_that_could_be_read_and_is_refused_where_it_makes_no_sense(samewise, runs, photographs, tmp_path):
+    done = samewise("predict", runs["classification"], photographs / "*", "--out", tmp_path / "some.csv")
+    assert done.returncode == 2
+    assert "notes.txt: is not an image" in done.stderr
+    with open(tmp_path / "some.csv", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    assert [Path(row["file"]).name for row in rows] == ["7.png", "b.png", "a.JPG"]
+    assert list(rows[0]) == ["file", "label", "class", "probability"]
+    for arguments, said in (
+        (("--format", "coco"), "--format: is of a file, and none is given"),
+        (("--out", tmp_path / "a.csv", "--format", "coco"), "--format: coco does not go into this file"),
+        (("--out", tmp_path / "none" / "a.csv"), "--output: is in a folder that does not exist"),
+        (("--out", tmp_path / "a.json", "--format", "coco"), "--format: coco is for boxes"),
+        (("--threshold", "30"), "--threshold: is not a score"),
+        (("--batch", "0"), "--batch: is not a number of files"),
+    ):
+        done = samewise("predict", runs["classification"], photographs, *arguments)
+        assert (done.returncode, done.stderr.count("error")) == (2, 1)
+        assert said in done.stderr
+    assert not (tmp_path / "a.json").exists()
+    (photographs / "below" / "007.png").write_bytes((photographs / "7.png").read_bytes())
+    done = samewise("predict", runs["detection"], photographs, "--out", tmp_path / "a.json", "--format", "coco")
+    assert "007.png: COCO's image_id is the file's name without its ending" in done.stderr
+
+
+def test_a_threshold_leaves_out_what_scores_less(samewise, runs, photographs, tmp_path):
+    file = photographs / "7.png"
+    (everything,) = predicted(samewise, runs["detection"], file)
+    least = everything["detections"][4]["score"]
+    (found,) = predicted(samewise, runs["detection"], file, "--threshold", least)
+    assert found["detections"] == [one for one in everything["detections"] if one["score"] >= least]
+    (found,) = predicted(samewise, runs["detection"], file, "--threshold", "1", "--output", tmp_path)
+    assert found["detections"] == []
+    with Image.open(found["files"][0]) as drawn, Image.open(file) as plain:
+        assert set(drawn.convert("L").get_flattened_data()) <= set(plain.convert("L").get_flattened_data()), "nothing is drawn in it"
+    (found,) = predicted(samewise, runs["classification"], file, "--threshold", "1")
+    assert (found["label"], found["class"], found["probabilities"]) == (None, None, {})
+    done = samewise("predict", runs["separation"], recording(tmp_path / "a.wav"), "--threshold", "0.5")
+    assert done.returncode == 2
+    assert "--threshold: what this model predicts (Separated) has no score" in done.stderr
+
+
+@pytest.mark.parametrize("recipe", ["classification", "detection"])
+def test_a_batch_predicts_alike_and_a_file_at_fault_in_it_spoils_no_other(samewise, runs, photographs, recipe):
+    alone = predicted(samewise, runs[recipe], photographs)
+    done = samewise("predict", runs[recipe], photographs, photographs / "notes.txt", "--batch", "3", "--json")
+    assert "notes.txt: is not an image" in done.stderr
+    together = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["file"] for one in together] == [one["file"] for one in alone]
+    for one, other in zip(together, alone, strict=True):
+        if recipe == "classification":
+            assert one["probabilities"] == pytest.approx(other["probabilities"])
+        else:
+            assert [box["score"] for box in one["detections"][:3]] == pytest.approx([box["score"] for box in other["detections"][:3]], rel=1e-4)
 
 
 def test_predicting_needs_no_data_set(samewise, runs, tmp_path):

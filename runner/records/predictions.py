@@ -1,0 +1,68 @@
+"""Predictions of many files in one: JSON, CSV, or COCO's results."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Prediction, plain_cell
+from samewise.runner.records.files import write_atomically, write_json
+
+Form = Literal["json", "csv", "coco"]
+SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}
+
+
+class PredictionFile:
+    """What is written at the end, whole or not at all. It keeps plain values only, so many predictions fit.
+
+    Args:
+        path: Ends in .json or .csv.
+        form: None: by the ending.
+
+    Raises:
+        ConfigError: the form does not go with the ending, or there is no such folder.
+    """
+
+    def __init__(self, path: Path, form: Form | None) -> None:
+        self.path = path
+        self.form: Form = form or SUFFIXES[path.suffix.lower()]
+        if SUFFIXES[path.suffix.lower()] != ("json" if self.form == "coco" else self.form):
+            raise ConfigError(Problem("--format", f"{self.form} does not go into this file", str(path), "NAME.csv for csv, NAME.json for json and coco"))
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(Problem("--output", "is in a folder that does not exist", str(path)))
+        self._found = list[dict[str, Any]]()
+        self.files = 0
+        self._images = dict[int | str, Path]()
+
+    def add(self, file: Path, prediction: Prediction, made: Sequence[Path]) -> None:
+        """Take in one file's.
+
+        Raises:
+            ConfigError: the prediction has no such form, or another image has the same number.
+        """
+        if self.form == "coco":
+            number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else file.stem
+            if self._images.setdefault(number, file) != file:
+                message = f"COCO's image_id is the file's name without its ending, and {self._images[number]} has the same"
+                raise ConfigError(Problem(str(file), message, number, "files of different names", "--format json, or csv"))
+            self._found += prediction.coco(number)
+        elif self.form == "csv":
+            self._found += [{"file": str(file), **row} for row in prediction.rows()]
+        else:
+            self._found.append({"file": str(file), **prediction.values(), "files": [str(path) for path in made]})
+        self.files += 1
+
+    def write(self) -> None:
+        """Write what there is."""
+        if self.form != "csv":
+            return write_json(self.path, self._found)
+        head = list(dict.fromkeys(["file", *(column for row in self._found for column in row)]))
+        text = io.StringIO(newline="")
+        rows = ([plain_cell(row.get(column)) for column in head] for row in self._found)
+        csv.writer(text).writerows([[plain_cell(column) for column in head], *rows])
+        write_atomically(self.path, text.getvalue())
+        return None

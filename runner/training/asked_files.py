@@ -1,0 +1,59 @@
+"""Which files a user asks a prediction of: files, folders and patterns, in a definite order."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Recipe
+
+
+def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
+    """Files as they are; of a folder all below it that the recipe reads, and of a pattern (`photos/*.jpg`, `**` for any depth) all that it matches, sorted.
+
+    Raises:
+        ConfigError: a folder has none, or a pattern matches nothing: with a problem for each.
+    """
+    files, problems = list[Path](), list[Problem]()
+    for one in asked:
+        pattern = not os.path.lexists(one) and glob.has_magic(str(one))
+        for each in map(Path, sorted(glob.glob(str(one), recursive=True))) if pattern else [one]:
+            below = _below(each, recipe) if each.is_dir() else [each]
+            files += below
+            if not below:
+                expected = f"{recipe.takes}: files that end in {', '.join(recipe.extensions)}" if recipe.extensions else "files"
+                reason = "has no files that the model takes" if recipe.extensions else f"is a folder, and {type(recipe).__name__} has no `extensions`"
+                problems.append(Problem(str(each), reason, expected=expected))
+        if pattern and not glob.glob(str(one), recursive=True):
+            problems.append(Problem(str(one), "no file matches this pattern", hint="** stands for folders of any depth"))
+    if problems:
+        raise ConfigError(*problems)
+    return files
+
+
+def names(files: Sequence[Path]) -> list[str]:
+    """What the results of each file begin with: its name without the ending, numbered where another has the same."""
+    times, taken = Counter(file.stem for file in files), {file.stem for file in files}
+    made = list[str]()
+    for number, file in enumerate(files, start=1):
+        name = file.stem
+        if times[name] > 1:
+            name = f"{name}_{number}"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+        made.append(name)
+    return made
+
+
+def _below(folder: Path, recipe: Recipe) -> list[Path]:
+    """Hidden files and folders are rubbish of file managers."""
+    found = list[Path]()
+    for here, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(here, name) for name in files if not name.startswith(".") and name.lower().endswith(tuple(recipe.extensions) or "\0")]
+    return sorted(found)
