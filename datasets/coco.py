@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, final
 
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, check_labels
+from samewise.datasets.parts.keyed_split import in_split
 from samewise.datasets.parts.limits import read_bytes
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
@@ -30,6 +32,9 @@ class COCO(AnnotatedImages):
             are numbered from 1 in the order of their numbers.
         num_classes: How many labels there should be, with the background.
         training: Without crowds and without images that have no box.
+        split: "train", "valid" or "test", where one file has the annotations of all; None: all images.
+        shares: Of `valid` and `test`: each image's split is decided by a hash of its file's name (`parts.keyed_split`).
+        key: Of the hash: another key splits otherwise.
         size: [height, width] that images are resized to as they are read.
         cache: "memory" keeps all images, decoded.
 
@@ -46,6 +51,9 @@ class COCO(AnnotatedImages):
         category_ids: Literal["keep", "dense"] = "keep",
         num_classes: int | None = None,
         training: bool = False,
+        split: Literal["train", "valid", "test"] | None = None,
+        shares: Mapping[str, float] = MappingProxyType({}),
+        key: str = "",
         size: Sequence[int] | None = None,
         cache: Cache = "none",
     ) -> None:
@@ -65,7 +73,11 @@ class COCO(AnnotatedImages):
         found = _images(content["images"], path)
         for one in content["annotations"]:
             _add(one, found, labels, path)
-        super().__init__(base / images, [found[number] for number in sorted(found)], classes=classes, training=training, size=size, cache=cache)
+        chosen = [found[number] for number in sorted(found)]
+        if split is not None:
+            wanted = set(in_split([one.name for one in chosen], split, shares, key=key, where=str(path)))
+            chosen = [one for one in chosen if one.name in wanted]
+        super().__init__(base / images, chosen, classes=classes, training=training, size=size, cache=cache)
 
 
 def _add(one: dict[str, Any], images: dict[int, Annotated], labels: dict[int, int], path: Path) -> None:

@@ -1,15 +1,16 @@
-"""Any images with boxes in the layout of Pascal VOC: JPEGImages, Annotations, ImageSets/Main (Everingham et al. 2010)."""
+"""Any images with boxes annotated as in Pascal VOC (Everingham et al. 2010): in its layout (JPEGImages, Annotations, ImageSets/Main), or without lists."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 from samewise.datasets.parts.annotated_images import Annotated, AnnotatedImages, Cache, EmptyBoxes, check_labels, checked_box
-from samewise.datasets.parts.image_files import EXTENSIONS
+from samewise.datasets.parts.image_files import EXTENSIONS, list_images
+from samewise.datasets.parts.keyed_split import in_split
 from samewise.datasets.parts.limits import read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
@@ -23,13 +24,18 @@ class _Object:
 
 @final
 class PascalVOC(AnnotatedImages):
-    """The images that `ImageSets/Main/SPLIT.txt` lists, with the boxes of their XML files.
+    """The images that `ImageSets/Main/SPLIT.txt` lists, or a keyed share of all, with the boxes of their XML files.
 
     Every annotation is looked at here, so its faults are told before training.
 
     Args:
-        root: The folder that holds JPEGImages, Annotations and ImageSets.
-        split: The list: "train", "val", "trainval", "test".
+        root: The folder that holds JPEGImages, Annotations and ImageSets; the two folders below are relative to it.
+        split: The list: "train", "val", "trainval", "test". With `shares`: "train", "valid" or "test".
+        images_dir, annotations_dir: The folders of images and of XML files; the same one will do.
+        shares: Of `valid` and `test`, where there are no lists: each image's split is decided by a hash of its name (`parts.keyed_split`). An image and its
+            XML file then have the same name but for the ending, also in folders below. None: by the lists.
+        key: Of the hash: another key splits otherwise.
+        unannotated: What to do, without lists, with images that have no XML file: "refuse", or "drop".
         classes: The names that are objects, in the order of their labels from 1; None: all that occur in any annotation, sorted.
         num_classes: How many there should be, with the background.
         training: Without images that have no box.
@@ -48,6 +54,11 @@ class PascalVOC(AnnotatedImages):
         *,
         root: str,
         split: str,
+        images_dir: str = "JPEGImages",
+        annotations_dir: str = "Annotations",
+        shares: Mapping[str, float] | None = None,
+        key: str = "",
+        unannotated: Literal["refuse", "drop"] = "refuse",
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
         training: bool = False,
@@ -61,14 +72,16 @@ class PascalVOC(AnnotatedImages):
             message, value = ("first_pixel is 0 or 1", first_pixel) if first_pixel not in (0, 1) else ("empty_boxes is refuse or drop", empty_boxes)
             raise ConfigError(Problem("dataset", message, value))
         base = Path(root).expanduser()
-        ids = _listed(base, split)
-        names = list(classes) if classes is not None else _classes(base)
-        check_labels(len(names) + 1, num_classes, where=str(base / "Annotations"), names=names)
+        images_at, annotations_at = base / images_dir, base / annotations_dir
+        files = _paired(images_at, annotations_at, drop=unannotated == "drop") if shares is not None else {}
+        ids = _listed(base, split) if shares is None else in_split(list(files), split, shares, key=key, where=str(annotations_at))
+        names = list(classes) if classes is not None else _classes(annotations_at, files)
+        check_labels(len(names) + 1, num_classes, where=str(annotations_at), names=names)
         labels = {name: label for label, name in enumerate(names, start=1)}
         images: list[Annotated] = []
         for number, one in enumerate(ids):
-            path = base / "Annotations" / f"{one}.xml"
-            image, objects = _parsed(path, one, number)
+            path = annotations_at / f"{one}.xml"
+            image, objects = _parsed(path, one, number, file=files.get(one))
             for found in objects:
                 if found.name not in labels:
                     raise DataError(Problem(str(path), "has an object of an unknown class", found.name, ", ".join(names), nearest(found.name, names)))
@@ -78,7 +91,7 @@ class PascalVOC(AnnotatedImages):
                 if box is not None and (difficult or not found.difficult):
                     image.add(box, labels[found.name])
             images.append(image)
-        super().__init__(base / "JPEGImages", images, classes=["background", *names], training=training, size=size, cache=cache)
+        super().__init__(images_at, images, classes=["background", *names], training=training, size=size, cache=cache)
 
 
 def _listed(base: Path, split: str) -> list[str]:
@@ -87,7 +100,7 @@ def _listed(base: Path, split: str) -> list[str]:
         lines = read_text(path).splitlines()
     except OSError as error:
         known = sorted(one.stem for one in path.parent.glob("*.txt"))
-        hint = nearest(split, known) or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets"
+        hint = nearest(split, known) or "set dataset.root=FOLDER, the one with JPEGImages, Annotations and ImageSets; without lists, dataset=voc_folder"
         raise DataError(Problem(str(path), f"the list of images cannot be read: {error.strerror}", expected=", ".join(known), hint=hint)) from None
     ids = [line.split()[0] for line in lines if line.strip()]
     if not ids:
@@ -95,18 +108,41 @@ def _listed(base: Path, split: str) -> list[str]:
     return ids
 
 
-def _classes(base: Path) -> list[str]:
+def _paired(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
+    """From names without endings, sorted, to the image files' names; each has its XML file."""
+    for folder, what, key in ((images, "images", "images_dir"), (annotations, "annotations", "annotations_dir")):
+        if not folder.is_dir():
+            raise DataError(Problem(str(folder), f"is no folder of {what}", hint=f"set dataset.root=FOLDER, and dataset.{key} to the folder's name in it"))
+    found: dict[str, str] = {}
+    for name in list_images(images):
+        other = found.setdefault(str(Path(name).with_suffix("")), name)
+        if other != name:
+            raise DataError(Problem(str(images / name), f"and {other} belong to one annotation", hint="rename one, and its annotation"))
+    described = {str(Path(name).with_suffix("")) for name in list_images(annotations, extensions=(".xml",))}
+    for bare, name in sorted({bare: f"{bare}.jpg" for bare in described - found.keys()}.items()):
+        raise DataError(Problem(str(annotations / f"{bare}.xml"), f"has no image {name} (or .png, ...) in {images}", hint="add it, or remove the annotation"))
+    bare_images = sorted(found.keys() - described)
+    if bare_images and not drop:
+        reason = f"has no annotation {bare_images[0]}.xml in {annotations}, one of {len(bare_images)} such images"
+        hint = "write it (without objects, if there are none), or set dataset.unannotated=drop"
+        raise DataError(Problem(str(images / found[bare_images[0]]), reason, hint=hint))
+    if not described:
+        raise DataError(Problem(str(annotations), "has no annotations", expected="an XML file for each image", hint="set dataset.root=FOLDER"))
+    return {bare: found[bare] for bare in sorted(described)}
+
+
+def _classes(annotations: Path, known: Mapping[str, str]) -> list[str]:
     """All classes of all annotations, not only of one split's, so that every split numbers them alike."""
     found: set[str] = set()
-    for number, path in enumerate(sorted((base / "Annotations").glob("*.xml"))):
+    for number, path in enumerate([annotations / f"{name}.xml" for name in known] or sorted(annotations.glob("*.xml"))):
         found.update(one.name for one in _parsed(path, path.stem, number)[1])
     if not found:
-        raise DataError(Problem(str(base / "Annotations"), "has no annotated objects", hint="set dataset.root=FOLDER"))
+        raise DataError(Problem(str(annotations), "has no annotated objects", hint="set dataset.root=FOLDER"))
     return sorted(found)
 
 
-def _parsed(path: Path, name: str, number: int) -> tuple[Annotated, list[_Object]]:
-    """An XML file: its image without boxes, and the objects."""
+def _parsed(path: Path, name: str, number: int, *, file: str | None = None) -> tuple[Annotated, list[_Object]]:
+    """An XML file: its image without boxes, of this file or of the one that it names, and the objects."""
     try:
         require_regular(path)
         tree = ElementTree.parse(path).getroot()
@@ -118,8 +154,9 @@ def _parsed(path: Path, name: str, number: int) -> tuple[Annotated, list[_Object
     width, height = (int(_number(tree, f"size/{side}", path)) for side in ("width", "height"))
     if width < 1 or height < 1:
         raise DataError(Problem(str(path), "says that the image has no pixels", f"{width} x {height}"))
-    file = (tree.findtext("filename") or "").strip()
-    image = Annotated(file if Path(file).stem == name and file.lower().endswith(EXTENSIONS) else f"{name}.jpg", width, height, number)
+    said = (tree.findtext("filename") or "").strip()
+    file = file or (said if Path(said).stem == name and said.lower().endswith(EXTENSIONS) else f"{name}.jpg")
+    image = Annotated(file, width, height, number)
     objects = [
         _Object(
             (one.findtext("name") or "").strip(),

@@ -176,3 +176,14 @@ def test_pascal_voc_itself_counts_pixels_from_one(project: Project, tmp_path: Pa
     ]
     run = built(project, tmp_path / "run", *more, f"dataset.root={voc(tmp_path / 'voc')}")
     assert run.splits["train"].dataset[0]["boxes"].tolist() == [[3, 2, 30, 25]]
+
+
+def test_own_images_without_lists_are_split_by_their_names(project: Project, coco: Path, tmp_path: Path):
+    more = ["recipe=detection", "model=retinanet_resnet18", "transforms=detection", "model.channels=32", "batch_size=4", "dataset.shares.valid=0.4"]
+    own = ["dataset=coco_folder", f"dataset.root={coco}", "dataset.images=train2017", "dataset.annotations=annotations/instances_train2017.json"]
+    run = built(project, tmp_path / "run", *more, *own, "dataset.num_classes=91")
+    sizes = {name: len(split.dataset) for name, split in run.splits.items()}
+    assert sum(sizes.values()) == 10
+    assert min(sizes["train"], sizes["valid"]) > 0
+    with pytest.raises(DataError, match=r"set dataset\.num_classes=91"):
+        built(project, tmp_path / "run", *more, *own)

@@ -132,3 +132,18 @@ def test_a_category_0_would_be_the_background(tmp_path: Path):
     with pytest.raises(DataError, match="label 0 is the background"):
         made(tmp_path)
     assert made(tmp_path, category_ids="dense").classes == ["background", "bird", "cat", "dog"]
+
+
+def test_one_file_for_all_images_is_split_by_their_names(tmp_path: Path):
+    what = content()
+    what["images"] = [{"id": number, "file_name": f"{number}.jpg", "width": 40, "height": 30} for number in range(1, 31)]
+    data = {split: made(write(tmp_path, what), split=split, shares={"valid": 0.3, "test": 0.2}) for split in ("train", "valid", "test")}
+    found = {split: [one.path(index).name for index in range(len(one))] for split, one in data.items()}
+    assert sorted(name for names in found.values() for name in names) == sorted(image["file_name"] for image in what["images"])
+    assert all(len(names) > 1 for names in found.values())
+    what["images"] = [*what["images"][5:], {"id": 77, "file_name": "77.jpg", "width": 40, "height": 30}]
+    what["annotations"] = []
+    valid = made(write(tmp_path, what), split="valid", shares={"valid": 0.3, "test": 0.2})
+    assert [name for name in found["valid"] if int(name[:-4]) > 5] == [
+        name for name in (valid.path(index).name for index in range(len(valid))) if name != "77.jpg"
+    ]

@@ -184,3 +184,56 @@ def test_the_blood_cells(data_root: Path):
     assert len(made) == 205
     assert made.classes == ["background", "Platelets", "RBC", "WBC"]
     assert made[0]["image"].shape == (3, 480, 640)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Forty PNG images, some in a folder below, and their annotations, which name JPEGs: without lists."""
+    (tmp_path / "Annotations" / "below").mkdir(parents=True)
+    (tmp_path / "images" / "below").mkdir(parents=True)
+    for number in range(40):
+        name = f"below/x.{number}" if number % 4 == 0 else f"x.{number}"
+        Image.new("RGB", (40, 30)).save(tmp_path / "images" / f"{name}.png")
+        annotate(tmp_path, name, [(("dog", "cat")[number % 2], (1, 2, 20, 22))])
+    return tmp_path
+
+
+def unlisted(folder: Path, split: str = "train", **options: object) -> PascalVOC:
+    return PascalVOC(root=str(folder), split=split, images_dir="images", shares={"valid": 0.3, "test": 0.2}, **options)  # type: ignore[arg-type]
+
+
+def paths(data: PascalVOC) -> set[Path]:
+    return {data.path(index) for index in range(len(data))}
+
+
+def test_without_lists_each_image_is_in_one_split_wherever_the_folder_is_and_whatever_is_added(folder: Path, tmp_path_factory):
+    made = {split: paths(unlisted(folder, split)) for split in ("train", "valid", "test")}
+    assert set().union(*made.values()) == set((folder / "images").rglob("*.png"))
+    assert sum(map(len, made.values())) == 40
+    assert unlisted(folder).classes == ["background", "cat", "dog"]
+    assert unlisted(folder)[0]["image"].shape == (3, 30, 40)
+    assert unlisted(folder, classes=["dog", "cat"]).classes == ["background", "dog", "cat"]
+    before = unlisted(folder).fingerprint()
+    elsewhere = folder.rename(tmp_path_factory.mktemp("moved") / "there")
+    assert unlisted(elsewhere).fingerprint() == before
+    assert unlisted(elsewhere, key="other").fingerprint() != before
+    assert len(PascalVOC(root=str(elsewhere), split="test", images_dir="images", shares={"valid": 0.3})) == 0
+    Image.new("RGB", (40, 30)).save(elsewhere / "images" / "new.png")
+    with pytest.raises(DataError, match=r"new\.png: has no annotation new\.xml(.|\n)*dataset\.unannotated=drop"):
+        unlisted(elsewhere)
+    names = {split: {path.relative_to(folder) for path in found} for split, found in made.items()}
+    assert {path.relative_to(elsewhere) for path in paths(unlisted(elsewhere, unannotated="drop"))} == names["train"]
+    annotate(elsewhere, "new", [])
+    for split, found in names.items():
+        assert found <= {path.relative_to(elsewhere) for path in paths(unlisted(elsewhere, split))}
+
+
+def test_without_lists_what_does_not_fit_together_is_named(folder: Path):
+    (folder / "images" / "x.1.png").rename(folder / "images" / "x1.png")
+    with pytest.raises(DataError, match=r"x\.1\.xml: has no image x\.1\.jpg"):
+        unlisted(folder)
+    (folder / "images" / "x1.png").rename(folder / "images" / "x.2.jpg")
+    with pytest.raises(DataError, match=r"x\.2\.(png|jpg): and x\.2\.(png|jpg) belong to one annotation"):
+        unlisted(folder)
+    with pytest.raises(DataError, match=r"is no folder of images(.|\n)*dataset\.images_dir"):
+        PascalVOC(root=str(folder), split="train", shares={"valid": 0.3})
