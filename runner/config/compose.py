@@ -29,6 +29,7 @@ from samewise.runner.config.yaml_files import require_modest
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder, beside, latest
+from samewise.runner.records.found import best_of
 from samewise.runner.records.sources import Code
 from samewise.runner.records.sweep_folder import label as in_words
 
@@ -124,9 +125,22 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
     problems += faults.unresolvable(cfg)
+    problems += _settle_run(cfg)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good))
+
+
+def _settle_run(cfg: DictConfig) -> list[Problem]:
+    """Put the run's best checkpoint, as it is now, in the place of weights that are given as `run:RUN`: the run may go on, or another begin like it."""
+    given: Any = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
+    if not isinstance(given, str) or not given.startswith("run:"):
+        return []
+    try:
+        cfg.initialise.weights = str(best_of(given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser()))
+    except ConfigError as error:
+        return [replace(one, path="initialise.weights" if one.path == "RUN" else one.path) for one in error.problems]
+    return []
 
 
 def load(path: Path) -> Composed:

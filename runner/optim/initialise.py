@@ -52,7 +52,7 @@ class Initialised:
     frozen: tuple[str, ...]
 
 
-def initialise(model: nn.Module, settings: Mapping[str, Any]) -> Initialised:
+def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = "") -> Initialised:
     """Initialise `model` in place: rules, then weights from a file, then parametrisations, then what is frozen.
 
     Args:
@@ -61,6 +61,7 @@ def initialise(model: nn.Module, settings: Mapping[str, Any]) -> Initialised:
             `{match: PATTERN, weight: METHOD, bias: METHOD}`, a METHOD being a name of `METHODS` or `{method: NAME, ...its arguments}`; each weight and
             bias goes by the first rule that sets it. `weights`, `sha256`, `into`, `strict`, `exclude`: see `weights.load_weights`. `parametrisations`: see
             `parametrise`. `frozen`: patterns of parameters that are not trained; `frozen_statistics`: freeze (if missing) or train, see `frozen.freeze`.
+        made_by: The model's `_target_`, whose published weights may be given by a short name.
 
     Raises:
         ConfigError: a setting is wrong, a pattern matches nothing, or the file does not fit the model.
@@ -83,6 +84,7 @@ def initialise(model: nn.Module, settings: Mapping[str, Any]) -> Initialised:
         strict=given.get("strict", True),
         exclude=given.get("exclude") or (),
         parametrise=make_parametrisations,
+        made_by=made_by,
     )
     meant = matching(given["frozen"], [*named_parameters(model), *bare_statistics(model)], path="initialise.frozen") if given.get("frozen") else []
     frozen = freeze(model, meant, path="initialise.frozen_statistics", statistics=given.get("frozen_statistics", "freeze"))

@@ -1,8 +1,9 @@
-"""Weights from a local file into a model, reporting every mismatch by name."""
+"""Weights from a file, or published ones, into a model, reporting every mismatch by name."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, cast, final
 
+import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, close, first_line, nearest
+from samewise.runner.optim.published import SOURCES, is_published, load_published
 from samewise.runner.records import checkpoint, shards
 
 PATH: Final = "initialise.weights"
@@ -52,17 +55,20 @@ def load_weights(
     strict: bool,
     exclude: Sequence[str] | str = (),
     parametrise: Callable[[], object] = lambda: None,
+    made_by: str = "",
 ) -> Loaded:
     """Load a state_dict.
 
     Args:
         model: Changed in place.
-        file: A file that torch.save wrote, a .safetensors file, or a folder with a checkpoint of samewise; None: nothing is loaded.
+        file: A file that torch.save wrote, a .safetensors file, a folder with a checkpoint of samewise, or published weights by name (`published`); None:
+            nothing is loaded.
         sha256: What the file's must be, or begin with.
         into: A module of the model to load into (`backbone.body`); None: the model itself.
         strict: Whether names that only the file, or only the model, has are an error. Shapes that differ always are.
         exclude: Patterns of names that are not taken from the file (`fc.*`).
         parametrise: Parametrises the model's weights; called before loading where the file's are parametrised, else after.
+        made_by: The `_target_` of the model.
 
     Raises:
         ConfigError: the file does not exist, it is not a state_dict, or it does not fit.
@@ -70,9 +76,13 @@ def load_weights(
     if file is None:
         parametrise()
         return Loaded()
-    path = _located(file)
-    digest = _verified(path, sha256)
-    state = _unwrapped(_read(path))
+    if is_published(file):
+        state, digest = load_published(file, made_by=made_by, sha256=sha256)
+        _require_their_input(model)
+    else:
+        path = _located(file)
+        digest = _verified(path, sha256)
+        state = _unwrapped(_read(path))
     parametrised = any("parametrizations." in name for name in state)
     if parametrised:
         parametrise()
@@ -90,7 +100,8 @@ def load_weights(
 
 def _located(file: str) -> Path:
     if "://" in str(file):
-        raise ConfigError(Problem(PATH, "is not a local file", file, "a path", "download it first, and put its SHA-256 into initialise.sha256"))
+        hint = f"download it first, and put its SHA-256 into initialise.sha256; published weights have names: {', '.join(f'{one}NAME' for one in SOURCES)}"
+        raise ConfigError(Problem(PATH, "is not a local file", file, "a path", hint))
     path = Path(file).expanduser()
     path = path / "state.pt" if path.is_dir() else path
     if not path.is_file():
@@ -126,15 +137,33 @@ def _read(path: Path) -> Any:
         raise ConfigError(Problem(PATH, f"cannot be read: {reason}", str(path), "a state_dict written by torch.save, or a .safetensors file")) from None
 
 
+KINDS: Final = {
+    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
+    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+    "BF16": torch.bfloat16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Kinds of numbers in a .safetensors file."""
+
+
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file: eight bytes with the header's length, the header as JSON, then all numbers (huggingface.co/docs/safetensors, "Format")."""
     try:
-        from safetensors.torch import load_file  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-    except ImportError:
-        raise ConfigError(Problem(PATH, "needs the package safetensors", str(path), hint="pip install safetensors")) from None
-    try:
-        return cast("dict[str, Tensor]", load_file(path))
-    except Exception as error:
-        raise ConfigError(Problem(PATH, f"cannot be read: {error}", str(path), "a .safetensors file")) from None
+        held = bytearray(path.read_bytes())
+        start = 8 + int.from_bytes(held[:8], "little")
+        header = json.loads(held[8:start])
+        header.pop("__metadata__", None)
+        return {name: _tensor(held, start, **one) for name, one in header.items()}
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, RecursionError) as error:
+        raise ConfigError(Problem(PATH, f"cannot be read: {first_line(error)}", str(path), "a .safetensors file, whole")) from None
+
+
+def _tensor(held: bytearray, start: int, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> Tensor:
+    first, last = data_offsets
+    if not 0 <= first <= last <= len(held) - start:
+        raise ValueError("the file is shorter than its header says")
+    return torch.frombuffer(held[start + first : start + last], dtype=KINDS[dtype]).reshape(shape) if last > first else torch.empty(shape, dtype=KINDS[dtype])
 
 
 def _unwrapped(found: Any) -> dict[str, Tensor]:
@@ -163,6 +192,15 @@ def _fitting_prefix(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[s
     return state
 
 
+def _require_their_input(model: nn.Module) -> None:
+    """Refuse a model that passes images on as they are to weights that have learned from others: torchvision's Inception and GoogLeNet."""
+    if getattr(model, "transform_input", None) is False:
+        hint = "model.transform_input=true, with images normalised as transforms=imagenet does"
+        raise ConfigError(
+            Problem("model.transform_input", "must be true for published weights, which have learned from images in another range", False, hint=hint)
+        )
+
+
 def _target(model: nn.Module, into: str | None) -> nn.Module:
     if not into:
         return model
@@ -187,7 +225,7 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
     missing = [name for name in held if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in held and not name.endswith("num_batches_tracked")]
     problems = [
-        Problem(PATH, f"the shape of '{name}' differs", list(state[name].shape), str(list(held[name].shape)), f"leave it out: initialise.exclude=['{name}']")
+        Problem(PATH, f"the shape of '{name}' differs", list(state[name].shape), str(list(held[name].shape)), _leave_out(name))
         for name in common
         if isinstance(held[name], Tensor) and state[name].shape != held[name].shape
     ]
@@ -200,5 +238,11 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
     if problems:
         more = [Problem(PATH, f"and {len(problems) - SHOWN} more", hint="initialise.strict=false loads what fits by name")] if len(problems) > SHOWN else []
         raise ConfigError(*problems[:SHOWN], *more)
-    target.load_state_dict({name: state[name] for name in common}, strict=False)
+    held.update((name, state[name]) for name in common)  # which keeps the versions of the modules' states: torchvision's MNASNet asks for its own
+    target.load_state_dict(held, strict=False)
     return tuple(common), tuple(missing), tuple(unexpected)
+
+
+def _leave_out(name: str) -> str:
+    module = name.rpartition(".")[0]
+    return f"leave it out, and keep it as initialised: initialise.exclude=[{module}.*]" if module else f"leave it out: initialise.exclude=['{name}']"

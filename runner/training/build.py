@@ -261,7 +261,7 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
         model.train()  # before anything is frozen: a layer that is held stays in evaluation
         if cfg.initialise is not None:
-            initialise(model, cfg.initialise)
+            initialise(model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")))
         freeze_groups(model, plain(cfg.param_groups) or {})
     determinism.require_deterministic(model, device, cfg.reproducibility)
     if channels_last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -223,19 +224,35 @@ def test_an_address_is_refused_with_advice() -> None:
         initialise(network(), {"weights": "https://example.org/weights.pt"})
 
 
-def test_safetensors_are_read_where_the_package_is_there_and_asked_for_where_not(tmp_path: Path) -> None:
-    file = tmp_path / "weights.safetensors"
-    try:
-        from safetensors.torch import save_file
-    except ImportError:
-        file.write_bytes(b"")
-        with pytest.raises(ConfigError, match="needs the package safetensors"):
+def safetensors(tensors: dict[str, tuple[str, torch.Tensor]]) -> bytes:
+    """A file as huggingface.co/docs/safetensors has it: eight bytes with the length of the header, the header as JSON, the numbers."""
+    numbers, header = b"", {"__metadata__": {"format": "pt"}}
+    for name, (kind, value) in tensors.items():
+        raw = bytes(value.contiguous().flatten().view(torch.uint8).tolist())
+        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [len(numbers), len(numbers) + len(raw)]}
+        numbers += raw
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + numbers
+
+
+def test_safetensors_are_read_and_a_damaged_file_is_told(tmp_path: Path) -> None:
+    file, given = tmp_path / "weights.safetensors", other_weights()
+    held = {name: ("F32" if value.is_floating_point() else "I64", value.reshape(-1) if not value.dim() else value) for name, value in given.items()}
+    held["1.num_batches_tracked"] = ("I64", given["1.num_batches_tracked"].reshape(1))
+    content = safetensors(held).replace(b'"shape": [1], "data_offsets"', b'"shape": [ ], "data_offsets"')
+    file.write_bytes(content)
+    model = network()
+    initialise(model, {"weights": str(file)})
+    assert same(dict(model.state_dict()), given)
+    half = {"weight": ("BF16", torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)), "bias": ("F16", torch.tensor([0.25], dtype=torch.float16))}
+    file.write_bytes(safetensors(half))
+    layer = nn.Linear(2, 1)
+    initialise(layer, {"weights": str(file)})
+    assert (layer.weight.tolist(), layer.bias.tolist()) == ([[1.5, -2.0]], [0.25])
+    for damaged in (b"", content[:-1], content[:100], content.replace(b"F32", b"F3?"), (2**62).to_bytes(8, "little"), b"\x02" + bytes(7) + b"[]"):
+        file.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="cannot be read"):
             initialise(network(), {"weights": str(file)})
-    else:
-        save_file(other_weights(), file)
-        model = network()
-        initialise(model, {"weights": str(file)})
-        assert same(dict(model.state_dict()), other_weights())
 
 
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])

@@ -1,0 +1,118 @@
+"""Weights that torchvision and torchaudio publish, by name: from torch's hub cache, or downloaded into it; checksums are compared before a file is read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.hub import download_url_to_file
+
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+
+PATH: Final = "initialise.weights"
+SOURCES: Final = ("torchvision:", "torchaudio:")
+AUDIO: Final = "https://download.pytorch.org/torchaudio/"
+
+
+def is_published(name: str) -> bool:
+    """Whether weights are given by name."""
+    return name.startswith(SOURCES)
+
+
+def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -> tuple[dict[str, Tensor], str]:
+    """The weights of that name, as the library that publishes them gives them to its own model, and the file's SHA-256.
+
+    Args:
+        name: `torchvision:IMAGENET1K_V2`, of the model that the config makes; `torchvision:ResNet50_Weights.IMAGENET1K_V2`, of any; `torchaudio:BUNDLE`.
+        made_by: The model's `_target_`.
+        sha256: What the file's must be, or begin with. torchvision publishes its own.
+
+    Raises:
+        ConfigError: there are no such weights, they cannot be downloaded, or the file in the cache is another.
+    """
+    file, url, checksum, make = _of_torchvision(name, made_by) if name.startswith("torchvision:") else _of_torchaudio(name, sha256)
+    fetch(url, file, checksum or sha256 or "")
+    digest = require_checksum(file, checksum or sha256, name)
+    require_checksum(file, sha256, name)
+    with torch.random.fork_rng(devices=[]):  # their model is thrown away: what it draws is not taken from ours
+        return dict(make().state_dict()), digest
+
+
+def fetch(url: str, file: Path, checksum: str) -> None:
+    """Download a file, unless it is there. It is whole or not there, whoever else fetches it.
+
+    Raises:
+        ConfigError: it cannot be had, or is another than its checksum says.
+    """
+    if file.is_file():
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        download_url_to_file(url, str(file), checksum, progress=False)
+    except (OSError, RuntimeError) as error:  # no network, no disk; another checksum
+        hint = f"download {url} on a machine that has a network, and put it there: {file}"
+        raise ConfigError(Problem(PATH, f"cannot be downloaded: {first_line(error)}", url, f"a network, or the file in torch's cache ({file})", hint)) from None
+
+
+def require_checksum(file: Path, expected: str | None, name: str) -> str:
+    """A file's SHA-256.
+
+    Raises:
+        ConfigError: it does not begin as expected, or nothing is known of it.
+    """
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    if expected is None and name.startswith("torchaudio:"):
+        hint = f"initialise.sha256={digest} takes the file that was downloaded ({file})"
+        raise ConfigError(Problem("initialise.sha256", "is missing: torchaudio publishes no checksum of its weights", None, "the SHA-256 of the file", hint))
+    if expected is not None and (len(expected) < 8 or not digest.startswith(expected.lower())):
+        raise ConfigError(
+            Problem(PATH, f"the file in torch's cache does not match its checksum: {file}", digest, expected, "remove it: it is downloaded again")
+        )
+    return digest
+
+
+Found = tuple[Path, str, str | None, Callable[[], nn.Module]]
+
+
+def _of_torchvision(name: str, made_by: str) -> Found:
+    from torchvision import models
+
+    listed = {model: models.get_model_weights(model) for model in models.list_models()}
+    every = {f"{weights.__name__}.{one.name}": (model, one) for model, weights in listed.items() for one in weights}
+    wanted = name.removeprefix("torchvision:")
+    own = made_by.rpartition(".")[2] if made_by.startswith("torchvision.models.") else ""
+    if own in listed and "." not in wanted:
+        wanted = f"{listed[own].__name__}.{wanted}"
+    if wanted not in every:
+        choices: Iterable[str] = [one for one in every if one.startswith(f"{listed[own].__name__}.")] if own in listed else every
+        expected = ", ".join(f"torchvision:{one}" for one in choices) if own in listed else "torchvision:MODEL_Weights.NAME, as torchvision.models lists them"
+        raise ConfigError(Problem(PATH, "torchvision publishes no such weights", name, expected, nearest(wanted, every)))
+    model, weights = every[wanted]
+    file = weights.url.rpartition("/")[2]
+    checksum = re.search(r"-([0-9a-f]{8,})\.", file)
+    return _hub("checkpoints", file), weights.url, checksum[1] if checksum else None, lambda: models.get_model(model, weights=weights, progress=False)
+
+
+def _of_torchaudio(name: str, sha256: str | None) -> Found:
+    from torchaudio import pipelines
+
+    bundles = {key: one for key, one in vars(pipelines).items() if key.isupper() and (hasattr(one, "_params") or hasattr(one, "_model_path"))}
+    wanted = name.removeprefix("torchaudio:")
+    if wanted not in bundles:
+        expected = "torchaudio:BUNDLE, as torchaudio.pipelines lists them"
+        raise ConfigError(Problem(PATH, "torchaudio publishes no such weights", name, expected, nearest(wanted, bundles)))
+    bundle: Any = bundles[wanted]
+    if hasattr(bundle, "_model_path"):
+        return _hub("torchaudio", bundle._model_path), AUDIO + bundle._model_path, sha256, bundle.get_model
+    url = bundle._path if "://" in bundle._path else f"{AUDIO}models/{bundle._path}"
+    return _hub("checkpoints", url.rpartition("/")[2]), url, sha256, bundle.get_model
+
+
+def _hub(*parts: str) -> Path:
+    return Path(torch.hub.get_dir(), *parts)

@@ -1,0 +1,69 @@
+"""Runs on disk, found by folder, fingerprint or MLflow run id. Imports neither torch nor mlflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_mapping
+from samewise.runner.records.folder import RunFolder
+
+RESTORE: Final = "if it is one, restore the file from a copy: nothing else says what was trained"
+
+
+def find(name: str, *, run_root: Path) -> RunFolder:
+    """The run called `name`: its folder, the start of its fingerprint, or its MLflow run id.
+
+    Raises:
+        ConfigError: none matches, or several do.
+    """
+    given = Path(name)
+    if (given / "config.yaml").is_file():
+        return RunFolder(given)
+    matching = [
+        run
+        for run in below(run_root)
+        if _is_called(run.path.name, name) or name in (read_mapping(run.tracking, shapes.TRACKING).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
+    ]
+    if not matching:
+        matching = [run for run in below(run_root) if run.path.name.startswith(name)]
+    if not matching:
+        matching = [run for run in below(run_root) if run.path.parent.name == name]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in matching[:5])
+        raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more characters: {names}"))
+    if bare := [one for one in (given, *run_root.glob("*/*")) if one.is_dir() and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))]:
+        raise ConfigError(Problem(str(bare[0]), "the folder is there, but there is no config.yaml in it", expected="a run's folder", hint=RESTORE))
+    known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
+    expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
+    raise ConfigError(Problem("RUN", f"no such run in {run_root}", name, expected, nearest(name, known)))
+
+
+def _is_called(folder: str, name: str) -> bool:
+    """Whether a folder has that name, or begins with it; `3f2a-2` is the second of those that begin with `3f2a`."""
+    (own, _, number), (start, _, wanted) = folder.partition("-"), name.partition("-")
+    return own.startswith(start) and number == wanted
+
+
+def below(run_root: Path) -> Iterator[RunFolder]:
+    """All runs in a run root."""
+    for config in sorted(run_root.glob("*/*/config.yaml")):
+        yield RunFolder(config.parent)
+
+
+def best_of(name: str, *, run_root: Path) -> Path:
+    """The folder of a run's best checkpoint, or of its last where none is called best.
+
+    Raises:
+        ConfigError: there is no such run, or it has no checkpoint.
+    """
+    folder = find(name, run_root=run_root).checkpoints
+    for link in (folder / "best", folder / "latest"):
+        if link.is_dir():
+            return link.resolve()
+    raise ConfigError(Problem(str(folder.parent), "the run has no checkpoint yet"))
