@@ -6,16 +6,21 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from samewise.runner.records.folder import RunFolder
 
 EXAMPLES = """examples:
   samewise verify runs/resnet18_digits/3f2a9c81d0b4        train it all again and compare every step
   samewise verify 3f2a --steps 50                          the first 50 steps
   samewise verify 3f2a loader.num_workers=3                with three workers: the same bits
   samewise verify 3f2a seed=1                              another seed: diverges at step 1
+  samewise verify 61df...0b --uri http://tracking:5000     from MLflow alone, by its run id: its folder may be gone
+  samewise verify result.bundle                            a bundle that `samewise bundle` made, with the code that is here
 
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong
 """
@@ -23,23 +28,31 @@ exit codes: 0 the same bits; 1 they differ, or the environments cannot be compar
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, its MLflow run id or page, or a bundle's file")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
     parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument("--uri", help="take the run from this MLflow store (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    from samewise.runner.bundles.received import opened
+
+    if args.steps is not None and args.steps < 1:
+        raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
+    with opened(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
+        return verified(args, folder)
+
+
+def verified(args: argparse.Namespace, folder: RunFolder) -> int:
+    """Train a run again and print what comes of it; the command's exit code."""
     from samewise.runner.config import saved
     from samewise.runner.records import trust
     from samewise.runner.training.determinism import prepare
 
-    if args.steps is not None and args.steps < 1:
-        raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
-    folder = saved.find(args.run, run_root=args.run_root)
     trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
     quiet = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_epochs=null", "checkpoint.every_steps=null")
     composed = saved.config_of(folder, [*args.overrides, *quiet])

@@ -125,7 +125,7 @@ class Tracking:
     log_every_steps: int = 1
     """Log the step's metrics every N steps."""
     log_checkpoint: bool = True
-    """Upload the best checkpoint as an artifact."""
+    """Upload the best checkpoint as an artifact, and the trace, by which the run can be verified when its folder is gone."""
     log_system: bool = True
     """Log CPU, memory and GPU use of the training process."""
 

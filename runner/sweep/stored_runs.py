@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.sweep.listing import Listed
 from samewise.runner.sweep.results import State
 from samewise.runner.tracking.address import check_uri, require_there, without_password
-from samewise.runner.tracking.sender import prepare_environment
+from samewise.runner.tracking.sender import quiet_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,7 +44,7 @@ def list_stored(uri: str) -> tuple[list[Listed], dict[str, dict[str, str]]]:
     """
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")
-    with _quiet_mlflow():
+    with quiet_mlflow():
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
@@ -60,18 +58,6 @@ def list_stored(uri: str) -> tuple[list[Listed], dict[str, dict[str, str]]]:
     if len(mine) < len(found):
         print(f"{len(found) - len(mine)} runs in the store are not samewise's, and are left out", file=sys.stderr)
     return sorted(listed, key=lambda one: one.changed), _varying(dict(zip((one.folder for one in listed), (one.data.params for one in mine), strict=True)))
-
-
-@contextmanager
-def _quiet_mlflow() -> Generator[None]:
-    """Its environment as the sender has it; a notebook's own afterwards."""
-    before = set(os.environ)
-    prepare_environment()
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - before:
-            del os.environ[name]
 
 
 def _runs(client: MlflowClient) -> Iterator[Run]:

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,18 @@ def prepare_environment() -> None:
         "GIT_PYTHON_REFRESH": "quiet",
     }.items():
         os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def quiet_mlflow() -> Generator[None]:
+    """That environment; a notebook's own afterwards."""
+    before = set(os.environ)
+    prepare_environment()
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - before:
+            del os.environ[name]
 
 
 def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int) -> int:

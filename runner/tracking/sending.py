@@ -16,7 +16,7 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from omegaconf import OmegaConf
 
-from samewise.runner.records import shapes
+from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact, redact_values
@@ -27,6 +27,8 @@ from samewise.runner.tracking.store import experiment_id
 _LOG = logging.getLogger("samewise.tracking")
 _BATCH = 1000
 _PARAMS = 100
+SIGNATURE = "config.signature"
+"""The artifact by which the user knows a config of their own again: an HMAC, of use only with their key."""
 _FILES_EVERY_S = 5.0
 _STILL_BEING_WRITTEN_S = 2.0
 _INTENT = "samewise.intent"
@@ -227,7 +229,7 @@ class Sending:
             return None
         self._files_at = now + _FILES_EVERY_S
         failed: Exception | None = None
-        for name, path in self._files():
+        for name, path in self._files(complete=complete):
             try:
                 self._send_file(name, path, complete=complete)
             except FileNotFoundError:
@@ -236,8 +238,11 @@ class Sending:
                 failed = error
         return failed
 
-    def _files(self) -> list[tuple[str, Path]]:
-        listed = [("config.yaml", self.folder.config), ("environment.json", self.folder.environment)]
+    def _files(self, *, complete: bool) -> list[tuple[str, Path]]:
+        listed = [("config.yaml", self.folder.config), ("environment.json", self.folder.environment), ("sources.json", self.folder.sources)]
+        listed.append((SIGNATURE, self.folder.config.with_name(trust.SIGNATURE)))
+        if complete:  # they have reached their end
+            listed += [("summary.json", self.folder.summary), *([("trace.jsonl", self.folder.trace)] if self.settings.get("log_checkpoint") else [])]
         root = self.folder.artifacts
         listed += [(path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if not path.name.startswith(".") and path.is_file()]
         inside = self.folder.path.resolve()
@@ -259,7 +264,7 @@ class Sending:
         state = [stat.st_size, stat.st_mtime_ns]
         if self.progress.files.get(name) == state or (not complete and time.time() - stat.st_mtime < _STILL_BEING_WRITTEN_S):
             return
-        if name in ("config.yaml", "environment.json"):
+        if name in ("config.yaml", "environment.json", "sources.json", "summary.json", SIGNATURE):
             self.client.log_text(self._run_id, redact(read_text(path) or ""), name)
         else:
             self.client.log_artifact(self._run_id, str(path), Path(name).parent.as_posix() if "/" in name else None)

@@ -14,7 +14,7 @@ from samewise.runner.config.saved import answers
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records import shapes, sources
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.records.own_code import changes as own_changes
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def finished(composed: Composed) -> dict[str, Any] | None:
         return None
     for told in own_changes(read_json(composed.folder.environment, shapes.ENVIRONMENT) or {}):
         print(f"warning: {told}; the run was trained with the earlier version, `train --fresh` trains it with this one", file=sys.stderr)
-    return summary
+    return {"mlflow_run_id": read_mapping(composed.folder.tracking, shapes.TRACKING).get("run_id"), **summary}
 
 
 def _checked(composed: Composed) -> None:

@@ -69,11 +69,14 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             raise explained from error
         finally:
             _close(run, status)
-        summary |= summarise(run)
-        if run.strategy.peers.is_main:
-            summary |= roots(run.folder)
-            write_json(run.folder.summary, summary)
-            run.folder.failure.unlink(missing_ok=True)  # of an earlier session, which this one has made good
+            if status == "FINISHED":
+                summary |= summarise(run)
+                if run.strategy.peers.is_main:
+                    summary |= roots(run.folder)
+                    write_json(run.folder.summary, summary)
+                    run.folder.failure.unlink(missing_ok=True)  # of an earlier session, which this one has made good
+            run.recorder.tracker.finish(status)  # last: the sender sends what it finds
+        summary["mlflow_run_id"] = run.recorder.tracker.run_id()
         run.strategy.end()
 
 
@@ -155,7 +158,6 @@ def _close(run: Run, status: str) -> None:
             print(f"warning: {error}", file=sys.stderr)
     run.recorder.trace.close()
     run.progress.stop_clock()
-    run.recorder.tracker.finish(status)
 
 
 @contextmanager

@@ -102,6 +102,5 @@ def summarise(run: Run) -> dict[str, Any]:
         "epochs": run.epoch,
         "stopped_early": run.recorder.stop_reason(),
         "metrics": {**metrics, "evaluated": evaluated} if evaluated else metrics,
-        "mlflow_run_id": run.recorder.tracker.run_id(),
         "timings": {"training_s": round(seconds, 3), "step_ms": round(1000 * seconds / max(run.step, 1), 3)},
     }

@@ -110,7 +110,7 @@ def test_a_finished_run_is_in_mlflow_with_all_that_belongs_to_it(folder: RunFold
     assert [(name, digest, json.loads(profile)) for name, digest, profile in store.rows(inputs, run)] == [("digits", "a" * 36, {"num_rows": 1000})]
     artifacts = store.path.parent / "mlartifacts" / run / "artifacts"
     files = {path.relative_to(artifacts).as_posix() for path in artifacts.rglob("*") if path.is_file()}
-    assert files == {"config.yaml", "environment.json", "pictures/confusion.txt"}
+    assert files == {"config.yaml", "config.signature", "environment.json", "pictures/confusion.txt"}
 
 
 @pytest.mark.slow

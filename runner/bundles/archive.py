@@ -1,0 +1,264 @@
+"""A bundle's file: a tar archive, the same bytes for the same parts, in which nothing can be altered without being named.
+
+It is not compressed: its bytes then depend on no version of zlib, nothing in it unfolds without measure, and `tar -x` opens it. The first part,
+`manifest.json`, has the SHA-256 of every other; its own is the bundle's identity, and stands in the second part, so that a manifest that was altered by itself
+is told from the parts. All headers are what `tarfile` writes for a regular file of that name and size: no times, modes, owners, links. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from samewise.runner.errors import ConfigError, DamagedFile, Problem
+from samewise.runner.records import shapes
+from samewise.runner.records.files import LARGEST, misfit, open_to_read, parse_json
+
+RUN = "run"
+"""The folder in a bundle that is the run's own."""
+CODE = "code"
+"""The folder with samewise's and the user's own code, importable."""
+MANIFEST, IDENTITY = "manifest.json", "manifest.sha256"
+FORMAT = 1
+_SHAPE = {"format": int, "parts": {str: {"bytes": int, "sha256": shapes.SHA256}}}
+_SAFE = re.compile(r"(?!/)(?:(?!\.{1,2}(?:/|$))[^/\\\x00-\x1f\x7f]{1,255}(?:/(?=.)|$))+")
+_CHUNK = 1 << 20
+_RECORD = tarfile.RECORDSIZE
+_TAR_FAULTS = (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError, KeyError, IndexError)
+
+Part = Path | bytes
+
+
+def write(file: Path, parts: Mapping[str, Part]) -> str:
+    """Write a bundle; its identity.
+
+    Args:
+        file: The new file.
+        parts: By name, a file's path or the bytes themselves.
+
+    Raises:
+        ConfigError: the file is there already, or cannot be written.
+    """
+    listed = {name: _facts(part) for name, part in sorted(parts.items())}
+    manifest = (json.dumps({"format": FORMAT, "parts": listed}, indent=1, sort_keys=True) + "\n").encode()
+    identity = hashlib.sha256(manifest).hexdigest()
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "xb") as handle:
+            for name, part in ((MANIFEST, manifest), (IDENTITY, f"{identity}\n".encode()), *sorted(parts.items())):
+                _append(handle, name, part)
+            handle.write(_end(handle.tell()))
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.link(temporary, file)  # unlike a rename it replaces nothing
+    except FileExistsError:
+        raise taken(file) from None
+    except OSError as error:
+        raise ConfigError(Problem(str(file), f"cannot be written: {error.strerror}", expected="a new file in a folder that can be written")) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return identity
+
+
+def taken(file: Path) -> ConfigError:
+    """That nothing is overwritten."""
+    return ConfigError(Problem(str(file), "is there already, and is not overwritten", hint="give another name, or move it away"))
+
+
+def _facts(part: Part) -> dict[str, Any]:
+    if isinstance(part, bytes):
+        return {"bytes": len(part), "sha256": hashlib.sha256(part).hexdigest()}
+    with open(part, "rb") as handle:
+        return {"bytes": os.fstat(handle.fileno()).st_size, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
+
+
+def _append(handle: BinaryIO, name: str, part: Part) -> None:
+    size = len(part) if isinstance(part, bytes) else part.stat().st_size
+    handle.write(_header(name, size))
+    with io.BytesIO(part) if isinstance(part, bytes) else open(part, "rb") as source:
+        shutil.copyfileobj(source, handle, _CHUNK)
+    handle.write(b"\0" * (-size % tarfile.BLOCKSIZE))
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+def _end(place: int) -> bytes:
+    """Two blocks of zeros, and as many as fill the last record."""
+    return b"\0" * (2 * tarfile.BLOCKSIZE + -(place + 2 * tarfile.BLOCKSIZE) % _RECORD)
+
+
+@dataclass
+class Contents:
+    """What is in a bundle that was found whole.
+
+    Args:
+        identity: The SHA-256 of its manifest.
+        parts: By name, size and SHA-256.
+        texts: The small parts that were asked for.
+    """
+
+    identity: str
+    parts: Mapping[str, Mapping[str, Any]]
+    texts: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+def unpack(file: Path, into: Path | None = None, *, expect: str | None = None, wanted: tuple[str, ...] = ()) -> Contents:
+    """Hold each part against the manifest, and write it below a folder where one is given.
+
+    Args:
+        file: The bundle.
+        into: A folder that is empty or not there; it is removed where anything is wrong.
+        expect: The identity that it must have.
+        wanted: Names of parts to give back.
+
+    Raises:
+        ConfigError: it is no bundle; or parts of it were altered, added, removed or renamed, each of which is named.
+    """
+    handle = open_to_read(file)
+    if handle is None:
+        raise ConfigError(Problem(str(file), "there is no such file", expected="a bundle"))
+    with handle:
+        reading = _Reading(file, handle, into, wanted)
+        try:
+            contents, problems = reading.contents, reading.problems()
+        except OSError as error:
+            contents, problems = None, [Problem(str(file), f"cannot be unpacked: {error.strerror}", hint="free some space, or choose another folder")]
+    if contents is not None and expect is not None and expect.lower() != contents.identity:
+        problems.insert(0, Problem(MANIFEST, "the bundle is another than the one expected", contents.identity, expect))
+    if problems:
+        if into is not None:
+            shutil.rmtree(into, ignore_errors=True)
+        raise ConfigError(*(one if one.path == str(file) else replace(one, path=f"{file}: {one.path}") for one in problems))
+    assert contents is not None
+    return contents
+
+
+class _Reading:
+    """One pass over a bundle."""
+
+    def __init__(self, file: Path, handle: BinaryIO, into: Path | None, wanted: tuple[str, ...]) -> None:
+        self._file, self._handle, self._into, self._wanted = file, handle, into, wanted
+        self._size = os.fstat(handle.fileno()).st_size
+        self._found = dict[str, str]()
+        self._problems = list[Problem]()
+        members = self._members()
+        manifest = self._small(members, MANIFEST)
+        identity = hashlib.sha256(manifest).hexdigest()
+        self._said = self._small(members, IDENTITY)
+        self._agrees = self._said == f"{identity}\n".encode()
+        self.contents = Contents(identity, self._listed(manifest))
+        self._members_left = members
+
+    def problems(self) -> list[Problem]:
+        """Read the parts; what is wrong with them."""
+        for name, read in self._members_left:
+            self._take(name, read)
+        listed, found = self.contents.parts, self._found
+        altered = [name for name in listed if name in found and found[name] != listed[name]["sha256"]]
+        added, missing = [name for name in found if name not in listed], [name for name in listed if name not in found]
+        if not self._agrees:
+            name, other = (MANIFEST, IDENTITY) if altered or added or missing else (IDENTITY, MANIFEST)
+            self._problems.insert(0, Problem(name, f"was altered: it does not agree with {other}"))
+        self._problems += [Problem(name, "was altered", found[name], f"SHA-256 {listed[name]['sha256']}") for name in altered]
+        for name in missing:
+            renamed = next((one for one in added if found[one] == listed[name]["sha256"]), None)
+            self._problems.append(Problem(name, "is missing", hint=f"{renamed} has its content" if renamed else ""))
+        self._problems += [Problem(name, "was added: the manifest does not name it") for name in added]
+        return self._problems
+
+    def _take(self, name: str, read: Callable[[], Iterator[bytes]]) -> None:
+        if name in self._found or name in (MANIFEST, IDENTITY):
+            self._problems.append(Problem(name, "is there twice"))
+            return
+        digest, kept = hashlib.sha256(), bytearray()
+        with contextlib.ExitStack() as stack:
+            target = None
+            if self._into is not None and name in self.contents.parts:
+                place = self._into / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                target = stack.enter_context(open(place, "xb"))
+            for chunk in read():
+                digest.update(chunk)
+                if target:
+                    target.write(chunk)
+                if name in self._wanted and len(kept) <= LARGEST:
+                    kept += chunk
+        self._found[name] = digest.hexdigest()
+        if name in self._wanted:
+            self.contents.texts[name] = bytes(kept)
+
+    def _members(self) -> Iterator[tuple[str, Callable[[], Iterator[bytes]]]]:
+        """Each part's name, and what reads it; its header, the space behind it and the archive's end are held against what is written there."""
+        place, last = 0, "its beginning"
+        with contextlib.suppress(*_TAR_FAULTS), tarfile.open(fileobj=self._handle, mode="r:") as archive:
+            for info in archive:
+                if info.offset != place or self._raw(info.offset, info.offset_data - info.offset) != _header(info.name, info.size):
+                    self._problems.append(Problem(info.name, "its header in the archive was altered, or is none that `samewise bundle` writes"))
+                if not info.isreg() or info.offset_data + info.size > self._size:
+                    self._problems.append(Problem(info.name, "is no regular file, or was cut off"))
+                    return
+                last, place = info.name, info.offset_data + info.size
+                yield info.name, lambda info=info: self._chunks(info.offset_data, info.size)
+                padding = -info.size % tarfile.BLOCKSIZE
+                if self._raw(place, padding) != b"\0" * padding:
+                    self._problems.append(Problem(info.name, "the space behind it in the archive was altered"))
+                place += padding
+        if self._size - place > 2 * _RECORD or self._raw(place, self._size - place) != _end(place):
+            self._problems.append(Problem(last, f"what follows it in the archive was altered or cut off (byte {place})"))
+
+    def _small(self, members: Iterator[tuple[str, Callable[[], Iterator[bytes]]]], name: str) -> bytes:
+        found, read = next(members, ("", lambda: iter(())))
+        if found != name:
+            hint = "" if self._problems or name == IDENTITY else "`samewise bundle RUN --out FILE` makes one"
+            raise ConfigError(
+                Problem(f"{self._file}: {name}", "is not where it is in a bundle: this is none, or it was altered", found or "nothing", name, hint)
+            )
+        raw = bytearray()
+        for chunk in read():
+            raw += chunk
+            if len(raw) > LARGEST:
+                raise ConfigError(Problem(f"{self._file}: {name}", f"is larger than {LARGEST >> 20} MiB"))
+        return bytes(raw)
+
+    def _listed(self, manifest: bytes) -> Mapping[str, Mapping[str, Any]]:
+        try:
+            value = parse_json(manifest)
+            wrong = misfit(value, _SHAPE)
+        except ValueError as error:
+            value, wrong = {}, str(error)
+        names: Mapping[str, Any] = {} if wrong else value["parts"]
+        if not wrong and self._agrees and value["format"] != FORMAT:
+            raise ConfigError(Problem(f"{self._file}: {MANIFEST}", "the bundle has a different format", value["format"], str(FORMAT), "use a newer samewise"))
+        if not wrong:
+            strange = next((name for name in names if not _is_safe(name, names)), None)
+            wrong = "it names another format" if value["format"] != FORMAT else f"it names {strange!r}, which is no place in a bundle" if strange else ""
+        if wrong:
+            raise DamagedFile(Problem(f"{self._file}: {MANIFEST}", f"{'is none of a bundle' if self._agrees else 'was altered'}: {wrong}"))
+        return names
+
+    def _chunks(self, at: int, size: int) -> Iterator[bytes]:
+        for start in range(at, at + size, _CHUNK):
+            yield self._raw(start, min(_CHUNK, at + size - start))
+
+    def _raw(self, at: int, size: int) -> bytes:
+        return os.pread(self._handle.fileno(), size, at)
+
+
+def _is_safe(name: str, names: Mapping[str, Any]) -> bool:
+    """Whether a part has a place of its own below any folder."""
+    parents = Path(name).parents
+    return len(name) <= 1024 and _SAFE.fullmatch(name) is not None and not any(str(parent) in names for parent in parents)

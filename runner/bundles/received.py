@@ -1,0 +1,148 @@
+"""A run by whatever names it: its folder; or, in a temporary folder, what a bundle or an MLflow store has of it. Imports mlflow only for a store."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from samewise.runner.bundles import archive
+from samewise.runner.config import saved
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
+from samewise.runner.records import shapes, trust
+from samewise.runner.records.files import LARGEST, read_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.address import check_uri, require_there, without_password
+from samewise.runner.tracking.sender import quiet_mlflow
+
+RUN = "a run's folder, the start of its fingerprint, its MLflow run id or address (runs:/ID), or a bundle"
+_ID = re.compile(r"[0-9a-f]{32}")
+_PAGE = re.compile(r"(https?://[^#]+?)/?#/experiments/\d+/runs/([0-9a-f]{32})(?:[/?].*)?")
+_PARTS = ("config.yaml", "environment.json", "sources.json", "summary.json", "trace.jsonl")
+_NEAR = ("", "file", "mlflow-artifacts")
+
+
+class Stored(NamedTuple):
+    """A run in an MLflow store."""
+
+    run_id: str
+    uri: str | None
+    """The store's; None: that of the run root."""
+
+
+@contextmanager
+def opened(name: str, *, run_root: Path, uri: str | None = None, trust: bool = False) -> Generator[RunFolder]:
+    """The run called `name`.
+
+    Args:
+        name: A folder, the start of a fingerprint, an MLflow run id, `runs:/ID`, the address of its page in the MLflow UI, or a bundle's file.
+        run_root: Where to look for runs, and for the MLflow store where `uri` names none.
+        uri: The store to take it from, even if its folder is there.
+        trust: Whether the user trusts where it comes from.
+
+    Yields:
+        Its folder. One from a bundle or a store is temporary, and a stranger's: `records.trust` decides what may be done with its config.
+
+    Raises:
+        ConfigError: there is none, or the store does not answer.
+    """
+    stored = _stored(name, uri)
+    if stored is None and Path(name).is_file():
+        with tempfile.TemporaryDirectory(prefix="samewise-bundle-") as temporary:
+            archive.unpack(Path(name), Path(temporary))
+            yield RunFolder(Path(temporary, archive.RUN))
+        return
+    if stored is None or stored.uri is None:
+        store = run_root / "mlflow.db"
+        try:
+            folder = saved.find(stored.run_id if stored else name, run_root=run_root)
+        except ConfigError:
+            if stored is None or not store.is_file():
+                raise
+            stored = stored._replace(uri=f"sqlite:///{store}")
+        else:
+            yield folder
+            return
+    with tempfile.TemporaryDirectory(prefix="samewise-run-") as temporary:
+        yield fetch(stored.run_id, str(stored.uri), Path(temporary, stored.run_id), trust=trust)
+
+
+def _stored(name: str, uri: str | None) -> Stored | None:
+    page = _PAGE.fullmatch(name)
+    if page:
+        return Stored(page[2], uri or page[1])
+    run_id = name.removeprefix("runs:/").strip("/")
+    if _ID.fullmatch(run_id):
+        return Stored(run_id, uri)
+    if uri or name.startswith("runs:/"):
+        raise ConfigError(Problem("RUN", "is not an MLflow run id", name, "32 hexadecimal digits", "`samewise runs --uri URI` lists a store's runs"))
+    return None
+
+
+def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolder:
+    """What an MLflow store has of a run, as a run's folder.
+
+    Args:
+        run_id: The MLflow run's.
+        uri: The store's, which the user has named: MLflow's tokens are sent there.
+        into: The folder to make.
+        trust: Follow the store to a third place where it keeps its artifacts.
+
+    Raises:
+        ConfigError: the store does not answer, has no such run, or not enough of it.
+    """
+    checked = check_uri(uri, path="--uri")
+    require_there(checked, path="--uri")
+    with quiet_mlflow():
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        try:
+            client = MlflowClient(tracking_uri=checked)
+            run = client.get_run(run_id)
+            _require_near(str(run.info.artifact_uri), trust=trust)
+            return _downloaded(client, run_id, into, without_password(uri))
+        except (MlflowException, OSError) as error:
+            raise ConfigError(Problem("RUN", f"cannot be read from {without_password(uri)}: {first_line(error)}", run_id, "a run of that store")) from None
+
+
+def _require_near(place: str, *, trust: bool) -> None:
+    """A store that was received could send this user's credentials for a cloud anywhere."""
+    scheme = place.partition("://")[0] if "://" in place else place.partition(":")[0] if place.startswith(("file:", "mlflow-artifacts:")) else ""
+    if scheme not in _NEAR and not trust:
+        hint = "if you trust whoever made the store, add --trust: MLflow then connects there, with credentials of yours that it finds"
+        raise ConfigError(Problem("RUN", "the store keeps the run's files in another place", without_password(place), hint=hint))
+
+
+def _downloaded(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
+    from samewise.runner.tracking.sending import SIGNATURE
+
+    into.mkdir(parents=True)
+    folder = RunFolder(into)
+    sizes = {str(one.path): one.file_size or 0 for one in client.list_artifacts(run_id)}
+    if "config.yaml" not in sizes:
+        raise ConfigError(Problem("RUN", f"{store} has no config.yaml of it", run_id, "a run that samewise trained"))
+    for name in (*_PARTS, SIGNATURE):
+        if name in sizes:
+            if sizes[name] > LARGEST and name != folder.trace.name:
+                raise ConfigError(Problem(f"{run_id}: {name}", f"is larger than any that is written here: {sizes[name]} bytes"))
+            client.download_artifacts(run_id, name, str(into))
+    if (signature := into / SIGNATURE).is_file():
+        signature.rename(folder.config.with_name(trust.SIGNATURE))
+    folder.checkpoints.mkdir()
+    if "checkpoint" in sizes:
+        _take_checkpoint(client, run_id, folder)
+    return folder
+
+
+def _take_checkpoint(client: Any, run_id: str, folder: RunFolder) -> None:
+    client.download_artifacts(run_id, "checkpoint", str(folder.checkpoints))
+    got = folder.checkpoints / "checkpoint"
+    try:
+        step = int((read_json(got / "manifest.json", shapes.MANIFEST) or {})["step"])
+    except (SamewiseError, KeyError):
+        step = 0  # `load` says what is wrong with it
+    got.rename(folder.checkpoints / f"step-{step:08d}")

@@ -1,0 +1,108 @@
+"""A run whose folder is gone is verified from MLflow alone: config, environment, code, trace and checkpoint come from the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking import sending
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3", "tracking.log_system=false")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run root that has a store and no run any more, and the MLflow run's id."""
+    from samewise.runner.cli import main
+
+    root = tmp_path_factory.mktemp("runs")
+    assert main(["train", *TINY, f"run_root={root}", "name=one"]) == 0
+    (folder,) = root.glob("one/*")
+    run_id = json.loads((folder / "tracking.json").read_text())["run_id"]
+    shutil.rmtree(root / "one")
+    return root, run_id
+
+
+@pytest.fixture
+def store(trained: tuple[Path, str], tmp_path: Path) -> tuple[str, str]:
+    """A copy of the store that a test may spoil, and the run's id."""
+    copy = tmp_path / "runs"
+    shutil.copytree(trained[0], copy)
+    import sqlite3
+
+    with sqlite3.connect(copy / "mlflow.db") as connection:
+        connection.execute("update runs set artifact_uri = replace(artifact_uri, ?, ?)", (str(trained[0]), str(copy)))
+    return f"sqlite:///{copy}/mlflow.db", trained[1]
+
+
+def artifacts(store: tuple[str, str]) -> Path:
+    (found,) = Path(store[0].removeprefix("sqlite:///")).parent.glob(f"mlartifacts/**/{store[1]}/artifacts")
+    return found
+
+
+def test_a_run_is_verified_from_its_mlflow_id_alone_and_its_own_user_needs_no_trust(samewise: Callable[..., Any], trained: tuple[Path, str]) -> None:
+    root, run_id = trained
+    done = samewise("verify", run_id, "--run-root", root)
+    assert done.returncode == 0, done.stderr
+    assert "the same bits: 3 of 3 steps compared, weights" in done.stdout
+    other = samewise("verify", f"runs:/{run_id}", "--uri", f"sqlite:///{root}/mlflow.db", "--json", "optimizer.weight_decay=0.1")
+    assert json.loads(other.stdout)["parts"]["stage"] == "weights"
+
+
+def test_an_altered_artifact_is_found(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
+    summary = artifacts(store) / "summary.json"
+    summary.write_text(summary.read_text().replace(json.loads(summary.read_text())["weights_sha256"], "0" * 64))
+    done = samewise("verify", store[1], "--uri", store[0])
+    assert done.returncode == 1
+    assert "the final weights differ from the summary's" in done.stdout
+    state = artifacts(store) / "checkpoint" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-1])
+    done = samewise("verify", store[1], "--uri", store[0])
+    assert done.returncode == 1
+    assert "step 3: " in done.stdout
+
+
+def test_a_strangers_config_from_a_store_is_not_used_before_it_is_trusted(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
+    (artifacts(store) / sending.SIGNATURE).write_text("0" * 64)
+    done = samewise("verify", store[1], "--uri", store[0])
+    assert done.returncode == 2
+    assert "--trust" in done.stderr
+    assert samewise("verify", store[1], "--uri", store[0], "--trust", "--steps", 1).returncode == 0
+
+
+def test_a_store_that_keeps_its_files_in_another_place_is_not_followed_there(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
+    import sqlite3
+
+    with sqlite3.connect(store[0].removeprefix("sqlite:///")) as connection:
+        connection.execute("update runs set artifact_uri = 's3://elsewhere/artifacts'")
+    done = samewise("verify", store[1], "--uri", store[0])
+    assert done.returncode == 2
+    assert "s3://elsewhere" in done.stderr
+
+
+def test_what_a_store_does_not_have_is_said(samewise: Callable[..., Any], store: tuple[str, str]) -> None:
+    uri, run_id = store
+    for name in ("trace.jsonl", "config.yaml"):
+        (artifacts(store) / name).unlink()
+        done = samewise("verify", run_id, "--uri", uri)
+        assert done.returncode == 2
+        assert ("no trace to compare with" if name == "trace.jsonl" else "has no config.yaml of it") in done.stderr
+    for wrong, words in {"0" * 32: "cannot be read from", "nonsense": "32 hexadecimal digits"}.items():
+        done = samewise("verify", wrong, "--uri", uri)
+        assert done.returncode == 2
+        assert words in done.stderr
+
+
+def test_a_run_that_is_there_is_taken_from_its_folder(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    assert samewise("train", *TINY, "tracking=none", f"run_root={tmp_path}").returncode == 0
+    (folder,) = tmp_path.glob("*/*/")
+    RunFolder(folder).tracking.write_text(json.dumps({"run_id": "a" * 32}))
+    done = samewise("verify", "a" * 32, "--run-root", tmp_path, "--json")
+    assert os.path.samefile(json.loads(done.stdout)["run"], folder)
