@@ -19,7 +19,8 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     """Sort the model's parameters into groups. Of several rules that match a parameter, the first in order takes it.
 
     A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `lr_factor`, or `frozen: true`, which freezes the layers'
-    running statistics too, unless it says `frozen_statistics: train`. Or it is
+    running statistics too, unless it says `frozen_statistics: train`. One that freezes must take all that it matches, unless that is every parameter: then it
+    freezes the rest. Or it is
     `{layer_decay: NUMBER}`, which takes no parameters but multiplies the learning rate of each by the number once for every block between it
     and the last one, the blocks being the model's direct children that have parameters (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146).
 
@@ -109,11 +110,21 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
             problems.append(Problem(path, "gives both lr and lr_factor", expected="one of the two"))
         options[name] = settings
         mine = [one for one in found if taken.setdefault(one.name, name) == name]
+        if frozen is True and len(mine) < len(found) and not {one.name for one in every} <= {one.name for one in found}:
+            problems.append(_not_frozen([one.name for one in found if taken[one.name] != name], taken, path))
         if frozen is True:
             freeze(model, mine, path=f"{path}.frozen_statistics", statistics="freeze" if statistics is None else statistics)
     if problems:
         raise ConfigError(*problems)
     return taken, options, factors
+
+
+def _not_frozen(names: Sequence[str], taken: Mapping[str, str], path: str) -> Problem:
+    """A layer would be frozen but for its norms or biases, where a rule for those comes first."""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    earlier = ", ".join(dict.fromkeys(f"'{taken[name]}'" for name in names))
+    hint = "put this rule before, or leave them out of its pattern; match: '*' freezes what no rule before takes"
+    return Problem(path, f"would not freeze all that it matches: {earlier} comes before, and takes {shown}", "frozen: true", hint=hint)
 
 
 def _layer_factors(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> dict[str, float]:

@@ -1,23 +1,71 @@
-"""Weights that are computed from other parameters: weight norm, spectral norm, orthogonal matrices, by pattern."""
+"""Weights that are computed from other parameters: weight norm, spectral norm, orthogonal matrices, LoRA, by pattern."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, cast, final
 
-from torch import nn
-from torch.nn.utils import parametrizations
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.optim.matching import matching, named_parameters
+
+
+@final
+class LowRank(nn.Module):
+    """A weight and what is learned of it, a product of two small matrices, at first zero (E. Hu et al.: LoRA, arXiv 2106.09685; initialised as its code).
+
+    Args:
+        weight: float[out, ...]; all further dimensions count as one.
+        rank: Of the product.
+        scale: What the product is multiplied by.
+    """
+
+    def __init__(self, weight: Tensor, *, rank: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.lora_down = nn.Parameter(weight.new_empty(rank, math.prod(weight.shape[1:])))
+        self.lora_up = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
+        nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.scale * (self.lora_up @ self.lora_down).view_as(weight)
+
+
+def lora(module: nn.Module, name: str = "weight", *, rank: int = 8, alpha: float | None = None) -> nn.Module:
+    """Freeze a weight, and learn a change to it of low rank.
+
+    Args:
+        module: Changed in place.
+        name: Of the weight.
+        rank: Of the change.
+        alpha: The change is multiplied by `alpha / rank`; None: by 1.
+
+    Raises:
+        ValueError: the weight is no matrix, or the rank not possible.
+    """
+    weight = cast("Tensor", getattr(module, name))
+    least = min(weight.shape[0], math.prod(weight.shape[1:])) if weight.dim() > 1 else 0
+    if not isinstance(rank, int) or not 1 <= rank <= least:  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
+        raise ValueError(f"a rank of {rank} is not possible: it has at most {least}" if least else "it is no matrix")
+    with torch.no_grad():
+        change = LowRank(weight, rank=rank, scale=1.0 if alpha is None else alpha / rank)
+    parametrize.register_parametrization(module, name, change)
+    cast("Any", module).parametrizations[name].original.requires_grad_(False)
+    return module
+
 
 KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "weight_norm": parametrizations.weight_norm,
     "spectral_norm": parametrizations.spectral_norm,
     "orthogonal": parametrizations.orthogonal,
+    "lora": lora,
 }
-"""torch.nn.utils.parametrizations, with their arguments."""
+"""torch.nn.utils.parametrizations, with their arguments, and `lora`."""
 
 
 def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:
@@ -25,7 +73,7 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:
 
     Args:
         model: Changed in place; the parameters' names change with it (`fc.weight` to `fc.parametrizations.weight.original0`).
-        rules: By name: `{match: PATTERN, kind: weight_norm, spectral_norm or orthogonal, ...its arguments}`. Biases that match are left alone.
+        rules: By name: `{match: PATTERN, kind: one of KINDS, ...its arguments}`. Biases that match are left alone.
 
     Returns:
         The names of the weights that were parametrised, as they were before.

@@ -20,7 +20,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.optim.initialise import METHODS, initialise
 from samewise.runner.optim.weights import Loaded
 
-CHOICES = sorted((Path(__file__).parents[2] / "configs" / "initialise").glob("*.yaml"))
+CHOICES = sorted(path for path in (Path(__file__).parents[2] / "configs" / "initialise").glob("*.yaml") if path.stem != "lora")
 
 
 def network() -> nn.Sequential:

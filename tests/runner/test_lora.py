@@ -1,0 +1,81 @@
+"""LoRA: what is learned is a change of low rank, which begins as nothing; all else stays."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torchvision.models import VisionTransformer
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.optim.groups import parameter_groups
+from samewise.runner.optim.initialise import initialise
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def lora(match: str, **settings: Any) -> dict[str, Any]:
+    return {"parametrisations": {"lora": {"match": match, "kind": "lora", **settings}}}
+
+
+def test_a_step_is_that_of_the_two_small_matrices_written_out() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, 3)).double()
+    images, before = torch.randn(5, 2, 3, 3, dtype=torch.float64), copy.deepcopy(model)
+    initialise(model, lora("*.weight", rank=2, alpha=6))
+    assert torch.equal(model(images), before(images))
+    trained = {name: parameter for name, parameter in model.named_parameters() if "lora" in name}
+    weights = {place: before[place].weight.detach() for place in (0, 2)}
+    by_hand = {name: value.detach().clone().requires_grad_() for name, value in trained.items()}
+
+    def written_out() -> torch.Tensor:
+        made = {
+            place: weight
+            + 3.0 * (by_hand[f"{place}.parametrizations.weight.0.lora_up"] @ by_hand[f"{place}.parametrizations.weight.0.lora_down"]).reshape(weight.shape)
+            for place, weight in weights.items()
+        }
+        return nn.functional.linear(nn.functional.conv2d(images, made[0], before[0].bias).flatten(1), made[2], before[2].bias)
+
+    groups = parameter_groups(model, {"rest": {"match": ["*.bias"], "frozen": True}})
+    optimizer = torch.optim.SGD([parameter for group in groups for _, parameter in group["params"]], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(images).square().sum().backward()
+        optimizer.step()
+        gradients = torch.autograd.grad(written_out().square().sum(), list(by_hand.values()))
+        with torch.no_grad():
+            for value, gradient in zip(by_hand.values(), gradients, strict=True):
+                value -= 0.1 * gradient
+    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == set(trained)
+    assert all(torch.allclose(trained[name], by_hand[name], rtol=1e-9, atol=0) for name in trained)
+    assert not torch.allclose(model(images), before(images))
+
+
+def test_the_choices_train_the_changes_and_the_head_of_a_transformer(tmp_path: Path) -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return VisionTransformer(image_size=8, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16, num_classes=3)
+
+    torch.save(made().state_dict(), tmp_path / "published.pt")
+    model, settings = made(), yaml.safe_load((CONFIGS / "initialise" / "lora.yaml").read_text())
+    initialise(model, {**settings, "weights": str(tmp_path / "published.pt")})
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.equal(model(images), made()(images))
+    groups = parameter_groups(model, yaml.safe_load((CONFIGS / "param_groups" / "lora.yaml").read_text()))
+    assert [group["name"] for group in groups] == ["changes", "head"]
+    assert len(groups[0]["params"]) == 2 * 4 * 2  # two layers of four matrices
+    assert [name for name, _ in groups[1]["params"]] == ["heads.head.weight", "heads.head.bias"]
+    model(images).square().sum().backward()
+    assert all(parameter.grad is not None for group in groups for _, parameter in group["params"])
+    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {name for group in groups for name, _ in group["params"]}
+
+
+@pytest.mark.parametrize(("match", "rank", "message"), [("0.weight", 9, "a rank of 9 is not possible: it has at most 4"), ("1.weight", 2, "it is no matrix")])
+def test_a_weight_that_cannot_be_changed_so_is_told(match: str, rank: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        initialise(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)), lora(match, rank=rank))
