@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,11 @@ from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
     from samewise.runner.records.folder import RunFolder
+    from samewise.runner.records.verify import Comparison, Parting
+    from samewise.runner.training.audit import Segment
+    from samewise.runner.training.run import Run
 
 EXAMPLES = """examples:
   samewise verify runs/resnet18_digits/3f2a9c81d0b4        train it all again and compare every step
@@ -21,6 +27,8 @@ EXAMPLES = """examples:
   samewise verify 3f2a seed=1                              another seed: diverges at step 1
   samewise verify 61df...0b --uri http://tracking:5000     from MLflow alone, by its run id: its folder may be gone
   samewise verify result.bundle                            a bundle that `samewise bundle` made, with the code that is here
+  samewise verify 3f2a --audit 2                           two of the parts between kept checkpoints, drawn at random
+  samewise verify 3f2a --audit all                         all of them: what was forged is named
 
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong
 """
@@ -31,6 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, its MLflow run id or page, or a bundle's file")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
+    audit = "take only parts again, each from one kept checkpoint to the next: N drawn at random (default: 2), or all"
+    parser.add_argument("--audit", nargs="?", const=2, type=_parts, metavar="N|all", help=audit)
+    parser.add_argument("--audit-seed", type=int, metavar="S", help="draws the same parts again (default: drawn afresh, and printed)")
     parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="take the run from this MLflow store (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
@@ -38,11 +49,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
+def _parts(text: str) -> int:
+    """How many parts are to be audited; 0: all."""
+    if text == "all":
+        return 0
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of parts nor `all`; RUN goes before --audit")
+    return int(text)
+
+
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.bundles.received import opened
 
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
+    if args.steps is not None and args.audit is not None:
+        raise ConfigError(Problem("--steps", "is for a training from the beginning, and --audit takes parts of one again", args.steps, "one of them"))
     with opened(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
         return verified(args, folder)
 
@@ -66,65 +88,130 @@ def verified(args: argparse.Namespace, folder: RunFolder) -> int:
     return 0 if verdict["same"] else 1
 
 
-def _verdict(args: argparse.Namespace, folder: Any, composed: Any) -> dict[str, Any]:
+def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> dict[str, Any]:
+    """What is wrong with the record as it lies, and then what a training gives that it does not."""
     from samewise.runner.config import project, saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.records import environment, shapes, sources
+    from samewise.runner.records import environment, roots, shapes, sources, verify
     from samewise.runner.records.files import read_json
     from samewise.runner.records.folder import RunFolder
-    from samewise.runner.records.roots import alterations
-    from samewise.runner.records.verify import Comparison, Parted, checkpoint_partings
+    from samewise.runner.tracking.journal import read_entries
     from samewise.runner.training.build import build
-    from samewise.runner.training.loop import fit
 
-    comparison = Comparison(folder, steps=args.steps)
-    if not comparison.wanted:
+    original = saved.config_of(folder)
+    unlike = differences(identity(original.cfg), identity(composed.cfg)) if args.overrides else []
+    if args.audit is not None and unlike:
+        raise ConfigError(
+            Problem("--audit", "is of the run as it was, and these overrides change it", ", ".join(path for path, _, _ in unlike), "none of them")
+        )
+    logged = {(entry.step, name): value for entry, _ in read_entries(folder.metrics) for name, value in entry.metrics.items()}
+    comparison = verify.Comparison(folder, steps=args.steps, logged=logged, goes_on=args.audit is not None)
+    if not comparison.wanted and args.audit is None:
         raise ConfigError(Problem(str(folder.trace), "the run has no trace to compare with", hint="train with trace.every_steps=1"))
-    partings = checkpoint_partings(folder)
-    altered = alterations(folder).get("trace")
-    said = (
-        [f"{folder.path}: {altered}"] * bool(altered)
-        + [str(parting) for parting in partings]
-        + ([f"{folder.path}: {comparison.missing}"] if comparison.missing else [])
-    )
-    unlike = (
-        []
-        if not args.overrides
-        else [f"{path}: {one!r} there, {two!r} here" for path, one, two in differences(identity(saved.config_of(folder).cfg), identity(composed.cfg))]
-    )
+    partings = [*verify.checkpoint_partings(folder), *verify.metric_partings(folder, logged)]
+    altered = [*roots.alterations(folder).get("trace", "").splitlines(), *_other_config(folder, original)]
+    said = [*(f"{folder.path}: {one}" for one in altered), *map(str, partings), *([f"{folder.path}: {comparison.missing}"] if comparison.missing else [])]
+    verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project.find(), RunFolder(Path(temporary)))
         said += [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
         foreign = environment.differences(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment)
         if foreign and not args.anyway:
             said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "use `--anyway` to compare them nevertheless"]
-            return {"same": False, "comparable": False, "run": str(folder.path), "compared": 0, "parts": None, "said": said}
+            return {**verdict, "comparable": False}
         again.callbacks.pop("throughput", None)
         again.callbacks["verify"] = comparison
-        try:
-            fit(again)
-        except Parted as parted:
-            partings.append(parted.parting)
-            said.append(f"diverges at {parted.parting}")
+        if args.audit is None:
+            said += _trained(again, comparison, folder, partings)
         else:
-            digest = (read_json(folder.summary, shapes.SUMMARY) or {}).get("weights_sha256")
-            said.append(f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, partings))
-    said += [f"the config differs: {line}" for line in unlike]
+            verdict["audit"] = _audited(args, again, comparison, folder, partings, said)
+    said += [f"the config differs: {path}: {one!r} there, {two!r} here" for path, one, two in unlike]
     first = min(partings, key=lambda parting: parting.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
-    return {
-        "same": not partings and not altered,
-        "comparable": True,
-        "run": str(folder.path),
-        "compared": comparison.compared,
-        "altered": altered,
-        "parts": parts,
-        "said": said,
-    }
+    return {**verdict, "same": not partings and not altered, "compared": comparison.compared, "parts": parts}
 
 
-def _weights(digest: str | None, again: Any, partings: list[Any]) -> str:
+def _other_config(folder: RunFolder, original: Composed) -> Iterator[str]:
+    """That config.yaml is not what the run was begun with."""
+    from samewise.runner.config.fingerprint import fingerprint_of
+    from samewise.runner.records import shapes
+    from samewise.runner.records.files import read_json
+
+    begun = (read_json(folder.sources, shapes.SOURCES) or {}).get("config") or (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("fingerprint")
+    if begun and begun != (found := fingerprint_of(original.whole)):
+        yield f"config.yaml is that of another experiment: its fingerprint is {found[:12]}, and the run was begun with {begun[:12]}"
+
+
+def _trained(again: Run, comparison: Comparison, folder: RunFolder, partings: list[Parting]) -> list[str]:
+    """Train all of it again; what came of it, in words."""
+    from samewise.runner.records import shapes
+    from samewise.runner.records.files import read_json
+    from samewise.runner.records.verify import Parted
+    from samewise.runner.training.loop import fit
+
+    try:
+        fit(again)
+    except Parted as parted:
+        partings += [parted.parting, *comparison.partings]
+        return [f"diverges at {parted.parting}", *map(str, comparison.partings)]
+    digest = (read_json(folder.summary, shapes.SUMMARY) or {}).get("weights_sha256")
+    words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, partings)
+    partings += comparison.partings
+    return [words, *map(str, comparison.partings)]
+
+
+def _audited(args: argparse.Namespace, again: Run, comparison: Comparison, folder: RunFolder, partings: list[Parting], said: list[str]) -> dict[str, Any]:
+    """Take parts of it again; what was audited, as values. What was found is added to `partings` and `said`."""
+    from samewise.runner.training.audit import Audit, choose, segments
+
+    parts = segments(folder, max(comparison.steps, default=0), resumed=bool(again.config.resume_from))
+    if not parts:
+        hint = "it has neither a sound checkpoint nor a trace from its first step on"
+        raise ConfigError(Problem(str(folder.path), "no part of this run can be audited", hint=hint))
+    seed = secrets.randbelow(1 << 32) if args.audit_seed is None else args.audit_seed
+    audit, before = Audit(again, folder, comparison), {part.end: part for part in parts}
+    chosen = choose(parts, args.audit or None, seed, partings)
+    found = list(dict.fromkeys(parting for part in chosen for parting in audit.judge(part, before.get(part.start))))
+    partings += found
+    done = sorted(audit.replayed, key=lambda part: part.start)
+    steps, last = sum(part.end - part.start for part in done), parts[-1].end
+    said += map(str, found)
+    drawn = f" (drawn with --audit-seed {seed})" if args.audit else ""
+    said.append(f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}" + ("" if found else ": the same bits"))
+    said += _left_out(parts, done, comparison, last)
+    left = [[part.start + 1, part.end] for part in parts if part not in done]
+    return {"seed": seed, "segments": len(parts), "replayed": [[part.start + 1, part.end] for part in done], "steps": steps, "left": left}
+
+
+def _left_out(parts: Sequence[Segment], done: Sequence[Segment], comparison: Comparison, last: int) -> list[str]:
+    """What was not audited, or cannot be in parts, in words."""
+    said, left = list[str](), [part for part in parts if part not in done]
+    if left:
+        said.append("not audited: " + ", ".join(f"steps {start + 1} to {end}" for start, end in _joined(left)))
+    if parts[0].start:
+        said.append(f"cannot be audited: steps 1 to {parts[0].start}, which were not taken from a start that is kept here")
+    for part in parts:
+        if 4 * (part.end - part.start) > last:
+            words = f"no checkpoint is kept between steps {part.start} and {part.end}, so the steps between can only be audited together"
+            said.append(f"{words}; checkpoint.every_steps and checkpoint.keep_every_steps keep more")
+    if bare := last - comparison.wanted:
+        said.append(f"{bare} steps have no line in the trace, and were audited only by the checkpoints that they led to")
+    return said
+
+
+def _joined(parts: Sequence[Segment]) -> Iterator[tuple[int, int]]:
+    """Neighbours as one: (start, end)."""
+    start = end = parts[0].start
+    for part in parts:
+        if part.start != end:
+            yield start, end
+            start = part.start
+        end = part.end
+    yield start, end
+
+
+def _weights(digest: str | None, again: Run, partings: list[Parting]) -> str:
     """The final weights too, where both runs have reached them."""
     from samewise.runner.records.verify import Parting
     from samewise.runner.training.state import weights_digest

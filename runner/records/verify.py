@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from samewise.runner.errors import CheckpointError, SamewiseError
 from samewise.runner.interfaces import Callback, Outcome, RunView
-from samewise.runner.records import checkpoint, trace
+from samewise.runner.records import checkpoint, shapes, trace
+from samewise.runner.records.digest import weights_sha256
+from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.roots import alterations
 
@@ -19,8 +21,8 @@ class Parting:
 
     Args:
         step: The optimizer step, counted from 1.
-        stage: A key of `trace.STAGES`, or "checkpoint".
-        layer: The first parameter or buffer that differs, where one is named.
+        stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric".
+        layer: The first parameter or buffer that differs, or the metric, where one is named.
         reason: A sentence.
     """
 
@@ -30,7 +32,7 @@ class Parting:
     reason: str
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer else "")
+        return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage != "metric" else "")
 
 
 class Parted(SamewiseError):
@@ -43,34 +45,60 @@ class Parted(SamewiseError):
 
 @final
 class Comparison(Callback):
-    """Holds each step's line of the trace against the other run's.
+    """Holds each step's line of the trace, and what was logged, against the other run's.
 
     Args:
         folder: The other run.
         steps: Compare so many steps at most; None: all that it has.
+        logged: What the other run logged, by step and name; differences in it are noted and end nothing.
+        goes_on: Note every step that differs, rather than end at the first.
     """
 
-    def __init__(self, folder: RunFolder, *, steps: int | None = None) -> None:
+    def __init__(self, folder: RunFolder, *, steps: int | None = None, logged: Mapping[tuple[int, str], float] | None = None, goes_on: bool = False) -> None:
         self._head, self._lines = trace.read_trace_of(folder)
         self.wanted = sum(steps is None or step <= steps for step in self._lines)
         """How many steps will be compared: those of the trace, which may be every hundredth."""
         self.missing = trace.what_is_missing(self._lines)
         """What of the trace is not there, in words."""
         self.compared = 0
+        self.partings: list[Parting] = []
+        """What was noted."""
+        self._logged = logged or {}
+        self._goes_on = goes_on
         self._to_the_end = steps is None and folder.summary.exists()  # where the weights are compared too
+
+    @property
+    def steps(self) -> Collection[int]:
+        """Those that the other run's trace has."""
+        return self._lines.keys()
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         expected, found = self._lines.get(outcome.step), run.traced
-        if expected is None or found.get("step") != outcome.step:
-            return
-        parted = trace.parting(self._head, expected, found)
+        parted = None
+        if expected is not None and found.get("step") == outcome.step:
+            parted = trace.parting(self._head, expected, found)
+            self.compared += parted is None or self._goes_on
         if parted:
-            stage, layer = parted
-            raise Parted(Parting(outcome.step, stage, layer, trace.STAGES[stage]))
-        self.compared += 1
+            parting = Parting(outcome.step, parted[0], parted[1], trace.STAGES[parted[0]])
+            if not self._goes_on:
+                raise Parted(parting)
+            self.partings.append(parting)
+        else:
+            self._compare_logged(outcome.step, {f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())})
+
+    def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        self._compare_logged(run.step, metrics)
+
+    def _compare_logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            noted = self._logged.get((step, name))
+            if noted is not None and repr(noted) != repr(float(value)):
+                self.partings.append(Parting(step, "metric", name, f"{name} was logged as {noted!r} and is {float(value)!r} when computed again"))
 
     def stop_reason(self) -> str | None:
-        return "everything that the first run recorded has been compared" if self.compared >= self.wanted and not self._to_the_end else None
+        if self._goes_on or self.compared < self.wanted or self._to_the_end:
+            return None
+        return "everything that the first run recorded has been compared"
 
 
 def checkpoint_partings(folder: RunFolder) -> list[Parting]:
@@ -83,22 +111,45 @@ def checkpoint_partings(folder: RunFolder) -> list[Parting]:
         except CheckpointError as error:
             partings.append(Parting(kept.step, "checkpoint", "", str(error.problems[0]).partition("\n")[0]))
             continue
-        for layer, reason in _unbound(head, lines, kept, state):
-            partings.append(Parting(kept.step, "checkpoint", layer, reason))
+        partings += _unbound(head, lines, kept, state)
         if reason := altered.get(str(kept.step)):
-            partings.append(Parting(kept.step, "checkpoint", "", reason))
+            partings.append(Parting(kept.step, "root", "", reason))
+        summary = read_json(folder.summary, shapes.SUMMARY) or {}
+        if kept.step == summary.get("steps") and weights_sha256(state["model"]) != summary["weights_sha256"]:
+            partings.append(Parting(kept.step, "checkpoint", "", f"summary.json has another digest of the weights than {kept.path.name}"))
     return partings
 
 
-def _unbound(head: Mapping[str, Any], lines: Mapping[int, Mapping[str, Any]], kept: checkpoint.Kept, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Why a checkpoint is not one that was taken at its step of the trace: (tensor, reason)."""
+def _unbound(head: Mapping[str, Any], lines: Mapping[int, Mapping[str, Any]], kept: checkpoint.Kept, state: Mapping[str, Any]) -> Iterator[Parting]:
+    """Why a checkpoint is not one that was taken at its step of the trace."""
     if state["step"] != kept.step:
-        yield "", f"{kept.path.name} was taken at step {state['step']}"
+        yield Parting(kept.step, "checkpoint", "", f"{kept.path.name} was taken at step {state['step']}")
         return
     line = lines.get(kept.step)
     layer = trace.altered_weights(head, line, state["model"]) if line else None
     if layer is not None:
-        yield layer, f"the weights in {kept.path.name} differ from those in the trace"
+        yield Parting(kept.step, "checkpoint", layer, f"the weights in {kept.path.name} differ from those in the trace")
     before = max((step for step in lines if step <= kept.step), default=None)
     if before is not None and "trace" in state and state["trace"] != int(lines[before]["chain"], 16):
-        yield "", f"{kept.path.name} was not taken in a run with this trace: the trace was altered at step {before} or before, or the checkpoint was"
+        reason = f"{kept.path.name} was not taken in a run with this trace: the trace was altered at step {before} or before, or the checkpoint was"
+        yield Parting(kept.step, "chain", "", reason)
+
+
+def metric_partings(folder: RunFolder, logged: Mapping[tuple[int, str], float]) -> list[Parting]:
+    """Where the metrics in the run's summary and checkpoints are not those that it logged.
+
+    Args:
+        folder: The run's.
+        logged: Its journal, by step and name.
+    """
+    summary = read_json(folder.summary, shapes.SUMMARY) or {}
+    told = [(kept.path.name, kept.step, kept.metrics or {}) for kept in checkpoint.list_checkpoints(folder.checkpoints)]
+    if summary:
+        best = summary["metrics"]["best"]
+        told += [("summary.json", summary["steps"], summary["metrics"]["final"]), ("summary.json", int(best.get("step", 0)), best)]
+    return [
+        Parting(step, "metric", name, f"{name} is {value!r} in {place}, and was logged as {noted!r}")
+        for place, step, metrics in told
+        for name, value in metrics.items()
+        if (noted := logged.get((step, name))) is not None and repr(noted) != repr(float(value))
+    ]

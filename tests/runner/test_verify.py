@@ -113,7 +113,7 @@ def test_a_loss_that_was_altered_in_the_trace_is_missed_although_no_chain_covers
     forge(run, 6, loss="0x1.8p+0")
     done = samewise("verify", run, "--steps", "5", "--json")
     assert done.returncode == 1
-    assert "trace.jsonl was altered" in json.loads(done.stdout.splitlines()[-1])["altered"]
+    assert "trace.jsonl was altered" in json.loads(done.stdout.splitlines()[-1])["altered"][0]
 
 
 def test_a_run_of_a_version_whose_summary_had_no_root_is_verified_as_before(samewise, run):

@@ -1,0 +1,43 @@
+"""A part of a training, taken again from the state of a checkpoint: the loop's steps and evaluations, with no folder, checkpoint or signal around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from samewise.runner.data import streams
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.due import evaluation_due
+from samewise.runner.training.evaluation import evaluate
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.run import Run
+from samewise.runner.training.state import restore
+
+
+def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
+    """Stand where `state` was taken, and train up to the step `until`, with the evaluation that belongs there.
+
+    Args:
+        run: In one process; its trace is written beside the folder's other files, which must be there, and its callbacks are called.
+        state: A checkpoint's, or `state_of` a new run.
+        until: Optimizer steps done at the end.
+    """
+    restore(run, state)
+    run.recorder.trace.open(run.step, state.get("trace", 0))
+    try:
+        with streams.preserve_generators():
+            batches = training_batches(run)
+            while True:
+                if evaluation_due(run):
+                    evaluate(run)
+                if run.step >= until:
+                    break
+                run.recorder.record(train_step(run, next(batches)))
+    finally:
+        run.recorder.trace.close()
+
+
+def parameter_names(run: Run) -> dict[str, Sequence[str]]:
+    """The names of what each phase's optimizer steps, in the order of the numbers that its state has for them."""
+    names = {id(parameter): name for name, parameter in run.model.named_parameters()}
+    return {phase.spec.name: [names[id(one)] for group in phase.optimizer.param_groups for one in group["params"]] for phase in run.phases}

@@ -1,0 +1,271 @@
+"""`samewise verify --audit` takes parts of a run again, and names what was forged, however consistently the rest was made to agree with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samewise.runner.records.digest import combine, state_digest
+
+PACKAGE = "lab_of_audits"
+LAB = """
+from torch import nn
+from samewise.runner.optim.schedules import Schedule
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+
+    def forward(self, pixels):
+        return self.last(self.norm(self.first(pixels.flatten(1))).relu())
+
+class Drops(Schedule):
+    def __init__(self, drops_at, *, momentum):
+        super().__init__(unit="step")
+        self.drops_at, self.momentum = drops_at, momentum
+
+    def at(self, step, options, group):
+        return {**options, "momentum": self.momentum} if step + 1 >= self.drops_at else options
+"""
+TINY = [
+    *("dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=ema", "name=audited"),
+    *("~model", "+model={_target_: lab_of_audits.Net}", "optimizer=sgd", "optimizer.momentum=0.9", "evaluate.limit=2", "optimizer.lr=0.01"),
+    *("~scheduler", "+scheduler={_target_: lab_of_audits.Drops, drops_at: 10000, momentum: 0.5}"),
+]
+HUNDRED = ["max_steps=100", "checkpoint.every_steps=10", "checkpoint.keep_every_steps=10", "evaluate.every_steps=10"]
+
+
+def enter(folder: Path) -> None:
+    (folder / f"{PACKAGE}.py").write_text(LAB)
+    (folder / "pyproject.toml").write_text(f'[tool.samewise]\npackages = ["{PACKAGE}"]\n')
+    os.chdir(folder)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory):
+    from samewise.runner.cli import main
+
+    place, before = tmp_path_factory.mktemp("lab"), Path.cwd()
+    enter(place)
+
+    def run(name: str, *more: str) -> Path:
+        assert main(["train", *TINY, f"run_root={place / name}", *more]) == 0
+        (folder,) = place.glob(f"{name}/*/*/")
+        return folder
+
+    yield run
+    os.chdir(before)
+    sys.path[:] = [path for path in sys.path if Path(path) != place]
+    sys.modules.pop(PACKAGE, None)
+
+
+@pytest.fixture(scope="module")
+def honest(train: Callable[..., Path]) -> Path:
+    return train("honest", *HUNDRED)
+
+
+@pytest.fixture(scope="module")
+def dishonest(train: Callable[..., Path]) -> Path:
+    """Trained with another momentum from step 33 on."""
+    return train("dishonest", *HUNDRED, "scheduler.drops_at=33")
+
+
+@pytest.fixture
+def run(honest: Path, tmp_path: Path) -> Path:
+    return copied(honest, tmp_path)
+
+
+def copied(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to / folder.parent.name / folder.name, symlinks=True))
+
+
+def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+def forge(run: Path, *, line: tuple[int, dict[str, str]] | None = None, states: dict[int, Callable[[dict[str, Any]], Any]] | None = None) -> None:
+    """Alter a line of the trace and states of checkpoints, and make all that is derived from them agree: chain, hashes, digests, and the summary's roots."""
+    head, *texts = (run / "trace.jsonl").read_text().splitlines()
+    lines, chain = {one["step"]: one for one in map(json.loads, texts)}, 0
+    if line:
+        lines[line[0]] |= line[1]
+    for one in lines.values():
+        chain = combine([chain, *(int(one[name], 16) for name in ("batch", "input", "gradients", "weights"))])
+        one["chain"] = f"{chain:016x}"
+    (run / "trace.jsonl").write_text("\n".join([head, *(json.dumps(one, separators=(",", ":")) for one in lines.values())]) + "\n")
+    digests = {}
+    for folder in sorted(run.glob("checkpoints/step-*")):
+        step = int(folder.name.removeprefix("step-"))
+        state = torch.load(folder / "state.pt", weights_only=True)
+        (states or {}).get(step, lambda state: None)(state)
+        state["trace"] = int(lines[step]["chain"], 16)
+        torch.save(state, folder / "state.pt")
+        digests[str(step)] = sha256 = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
+        weights = f"{state_digest(state['model']):016x}"
+        rewrite(folder / "manifest.json", lambda manifest, known={"sha256": sha256, "weights": weights, "metrics": state["metrics"]}: manifest.update(known))
+    trace = hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
+    rewrite(run / "summary.json", lambda summary: summary.update(trace_sha256=trace, checkpoints_sha256=digests))
+
+
+def audited(samewise, run: Path, *given: str) -> dict[str, Any]:
+    done = samewise("verify", run, "--audit", *(given or ("all",)), "--json", "--trust")
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["same"] == (done.returncode == 0)
+    return found
+
+
+def test_an_honest_run_is_audited_in_parts_drawn_by_the_auditors_seed(samewise, run) -> None:
+    found = audited(samewise, run, "3", "--audit-seed", "7")
+    assert found["same"], found["said"]
+    replayed = found["audit"]["replayed"]
+    assert (len(replayed), found["audit"]["steps"], found["compared"]) == (3, 30, 30)
+    assert sorted([*replayed, *found["audit"]["left"]]) == [[start + 1, start + 10] for start in range(0, 100, 10)]
+    assert audited(samewise, run, "3", "--audit-seed", "7")["audit"]["replayed"] == replayed
+    assert audited(samewise, run, "3", "--audit-seed", "8")["audit"]["replayed"] != replayed
+    told = samewise("verify", run, "--audit", "9").stdout
+    assert "audited: 9 of 10 segments, 90 of 100 steps (drawn with --audit-seed " in told
+    assert "not audited: steps " in told
+
+
+def test_all_of_an_honest_run_can_be_audited(samewise, run) -> None:
+    found = audited(samewise, run)
+    assert found["same"], found["said"]
+    assert (len(found["audit"]["replayed"]), found["compared"]) == (10, 100)
+    assert found["said"] == ["audited: 10 of 10 segments, 100 of 100 steps: the same bits"]
+
+
+@pytest.mark.parametrize("stage", ["batch", "loss", "weights"])
+def test_a_forged_line_of_the_trace_is_named_although_all_else_agrees_with_it(samewise, run, stage) -> None:
+    forge(run, line=(47, {stage: "0x1.8p+0" if stage == "loss" else "0" * 16}))
+    found = audited(samewise, run)
+    assert (found["parts"]["step"], found["parts"]["stage"]) == (47, stage)
+    assert len(found["said"]) == 2, found["said"]
+    assert f"step 47: the trace was altered ({stage})" in found["said"][0]
+
+
+def test_a_forged_line_to_which_the_checkpoints_were_not_fitted_is_found_by_replaying_one_part(samewise, run, honest) -> None:
+    forge(run, line=(47, {"gradients": "0" * 16}))
+    for folder in run.glob("checkpoints/step-*"):
+        for name in ("state.pt", "manifest.json"):
+            shutil.copy(honest / "checkpoints" / folder.name / name, folder / name)
+    found = audited(samewise, run, "1", "--audit-seed", "1")
+    assert [41, 50] in found["audit"]["replayed"]
+    assert len(found["audit"]["replayed"]) <= 2
+    assert any("step 47: the trace was altered (gradients)" in line for line in found["said"])
+
+
+def flip(tensor: torch.Tensor) -> None:
+    tensor.view(torch.int32).view(-1)[0] ^= 1
+
+
+def test_a_forged_weight_is_named(samewise, run) -> None:
+    def change(state):
+        flip(state["model"]["last.weight"])
+
+    forge(run, states={50: change})
+    found = audited(samewise, run, "1", "--audit-seed", "1")
+    assert any("step 50: step-00000050 was altered" in line and "first in last.weight" in line for line in found["said"]), found["said"]
+    assert len(found["audit"]["replayed"]) <= 2
+    with_line = f"{state_digest(torch.load(run / 'checkpoints/step-00000050/state.pt', weights_only=True)['model']):016x}"
+    forge(run, line=(50, {"weights": with_line}))
+    found = audited(samewise, run)
+    assert (found["parts"]["step"], found["parts"]["stage"]) == (50, "weights")
+    assert all("step 51" not in line for line in found["said"]), found["said"]
+
+
+@pytest.mark.parametrize("where", ["momentum_buffer", "ema"])
+def test_forged_state_of_an_optimizer_or_a_callback_is_named_at_the_checkpoint_that_has_it(samewise, run, where) -> None:
+    def change(state):
+        flip(state["callbacks"]["ema"]["averaged"]["norm.bias"] if where == "ema" else state["optimizers"]["train"]["state"][2]["momentum_buffer"])
+
+    forge(run, states={30: change})
+    found = audited(samewise, run)
+    assert (found["parts"]["step"], found["parts"]["stage"]) == (30, "checkpoint")
+    named = "callbacks.ema: averaged: norm.bias" if where == "ema" else "the optimizer's momentum_buffer of norm.weight"
+    assert found["parts"]["layer"] == named
+    assert sum(line.startswith("step ") for line in found["said"]) == 1, found["said"]
+
+
+def test_where_the_part_after_a_forged_checkpoint_is_drawn_the_one_before_is_taken_again_too(samewise, run) -> None:
+    def change(state):
+        state["optimizers"]["train"]["state"][2]["momentum_buffer"] += 0.5
+
+    forge(run, states={30: change})
+    seed = next(seed for seed in range(100) if audited_part(seed) == 3)
+    found = audited(samewise, run, "1", "--audit-seed", str(seed))
+    assert found["audit"]["replayed"] == [[21, 30], [31, 40]]
+    assert (found["parts"]["step"], found["parts"]["layer"]) == (30, "the optimizer's momentum_buffer of norm.weight")
+
+
+def audited_part(seed: int) -> int:
+    from samewise.runner.training.audit import Segment, choose
+
+    parts = [Segment(start, start + 10, None) for start in range(0, 100, 10)]
+    (part,) = choose(parts, 1, seed, [])
+    return parts.index(part)
+
+
+def test_steps_that_were_trained_otherwise_are_found_where_that_began_with_what_was_other(samewise, honest, dishonest, tmp_path) -> None:
+    run = copied(dishonest, tmp_path)
+    shutil.copy(honest / "config.yaml", run / "config.yaml")  # what it says that it was trained with
+    found = audited(samewise, run)
+    assert (found["parts"]["step"], found["parts"]["stage"], found["parts"]["layer"]) == (33, "weights", "first.weight")
+    assert "the optimizer's momentum: 0.5 there, 0.9 here" in found["parts"]["reason"]
+    assert "config.yaml is that of another experiment" in found["altered"][0]
+
+
+@pytest.mark.parametrize("places", [("summary",), ("summary", "journal", "states")])
+def test_a_forged_metric_is_named(samewise, run, places) -> None:
+    if "summary" in places:
+        rewrite(run / "summary.json", lambda summary: summary["metrics"]["final"].update({"valid/accuracy": 0.999}))
+    if "journal" in places:
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            if line.get("step") == 100 and "valid/accuracy" in line["metrics"]:
+                line["metrics"]["valid/accuracy"] = 0.999
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if "states" in places:
+        forge(run, states={100: lambda state: state["metrics"].update({"valid/accuracy": 0.999})})
+    found = audited(samewise, run)
+    assert (found["parts"]["step"], found["parts"]["stage"], found["parts"]["layer"]) == (100, "metric", "valid/accuracy")
+    assert samewise("verify", run).returncode == 1
+
+
+def test_what_cannot_be_audited_in_parts_is_said(samewise, run) -> None:
+    for step in range(10, 90, 10):
+        shutil.rmtree(run / f"checkpoints/step-{step:08d}")
+    said = "\n".join(audited(samewise, run)["said"])
+    assert "audited: 2 of 2 segments, 100 of 100 steps: the same bits" in said
+    assert "no checkpoint is kept between steps 0 and 90, so the steps between can only be audited together" in said
+
+
+def test_overrides_that_change_the_run_are_no_audit_of_it(samewise, run) -> None:
+    done = samewise("verify", run, "seed=1", "--audit")
+    assert done.returncode == 2
+    assert "these overrides change it: seed" in done.stderr or "seed" in done.stderr
+    assert samewise("verify", run, "loader.num_workers=1", "--audit", "1").returncode == 0
+
+
+@pytest.mark.slow
+def test_one_forged_step_of_a_thousand_is_found_by_replaying_at_most_two_parts(samewise, train, tmp_path) -> None:
+    long = ["max_steps=1000", "checkpoint.every_steps=100", "checkpoint.keep_every_steps=100", "evaluate.every_steps=1000", "max_epochs=1000"]
+    honest, other = train("thousand", *long), train("other", *long, "scheduler.drops_at=555")
+    run = copied(other, tmp_path)
+    shutil.copy(honest / "config.yaml", run / "config.yaml")
+    seed = next(seed for seed in range(100) if audited_part(seed) == 5)
+    found = audited(samewise, run, "1", "--audit-seed", str(seed))
+    assert (found["parts"]["step"], found["parts"]["layer"]) == (555, "first.weight")
+    assert len(found["audit"]["replayed"]) <= 2
