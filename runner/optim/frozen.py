@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.matching import Named, holder
@@ -38,12 +39,33 @@ def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: 
     for one in parameters:
         one.parameter.requires_grad_(False)
     if statistics == "freeze":
-        meant = {id(one.parameter) for one in frozen}
-        modules = dict(model.named_modules())
-        for name, module in modules.items():
-            if _has_statistics(module) and _is_frozen(modules, name, meant):
-                hold(module)
+        for module in frozen_layers(model, frozen):
+            hold(module)
     return parameters
+
+
+def frozen_layers(model: nn.Module, frozen: Sequence[Named]) -> list[nn.Module]:
+    """Those with statistics that are frozen as a whole where `frozen` is, whose parameters need no gradient."""
+    meant = {id(one.parameter) for one in frozen}
+    modules = dict(model.named_modules())
+    return [module for name, module in modules.items() if _has_statistics(module) and _is_frozen(modules, name, meant)]
+
+
+@contextmanager
+def meanwhile_frozen(parameters: Iterable[Tensor], layers: Iterable[nn.Module] = ()) -> Generator[None]:
+    """Within it, parameters that are trained gather no gradients, and layers in training mode keep their statistics."""
+    given, held = list(parameters), [layer for layer in layers if layer.training]
+    for parameter in given:
+        parameter.requires_grad_(False)
+    for layer in held:
+        layer.training = False  # not eval(), which would reach the modules below it
+    try:
+        yield
+    finally:
+        for parameter in given:
+            parameter.requires_grad_(True)
+        for layer in held:
+            layer.training = True
 
 
 def bare_statistics(model: nn.Module) -> list[Named]:

@@ -18,11 +18,11 @@ REST = "rest"
 def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Sort the model's parameters into groups. Of several rules that match a parameter, the first in order takes it.
 
-    A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `lr_factor`, or `frozen: true`, which freezes the layers'
-    running statistics too, unless it says `frozen_statistics: train`. One that freezes must take all that it matches, unless that is every parameter: then it
-    freezes the rest. Or it is
-    `{layer_decay: NUMBER}`, which takes no parameters but multiplies the learning rate of each by the number once for every block between it
-    and the last one, the blocks being the model's direct children that have parameters (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146).
+    A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `lr_factor`, `frozen_until: EPOCHS` (`unfreezing`) or `frozen: true`,
+    which freezes the layers' running statistics too, unless it says `frozen_statistics: train`. One that freezes must take all that it matches, unless that is
+    every parameter: then it freezes the rest. Or it is `{layer_decay: NUMBER}`, which takes no parameters but multiplies each learning rate by the number
+    once for every block between it and the last one, the blocks being the model's direct children that have parameters (J. Howard, S. Ruder: ULMFiT, arXiv
+    1801.06146).
 
     Args:
         model: Its parameters that a rule freezes get `requires_grad=False`; those that already are frozen belong to no group.
@@ -48,7 +48,7 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
         factor = factors.get(one.name)
         group = groups.get((rule, factor))
         if group is None:
-            group = groups[rule, factor] = {"name": rule, "params": [], **options.get(rule, {})}
+            group = groups[rule, factor] = {"name": rule, "params": [], **{key: value for key, value in options.get(rule, {}).items() if key != "frozen_until"}}
             if factor is not None:
                 group["name"] = f"{rule} x {factor:.4g}"
                 _multiply(group, factor)
@@ -63,6 +63,13 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
 def freeze_groups(model: nn.Module, rules: Mapping[str, Any]) -> None:
     """Freeze what the rules freeze, before a strategy takes the model apart by what is trained. Raises as `parameter_groups` does."""
     _rules(model, rules, named_parameters(model))
+
+
+def taken_by_rules(model: nn.Module, rules: Mapping[str, Any]) -> list[tuple[Named, str]]:
+    """The parameters that a rule takes, each with the rule's name. Raises as `parameter_groups` does."""
+    every = named_parameters(model)
+    taken, _, _ = _rules(model, rules, every)
+    return [(one, taken[one.name]) for one in every if one.name in taken]
 
 
 def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
@@ -104,13 +111,15 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
             )
         elif not isinstance(frozen, bool):
             problems.append(Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false"))
+        elif (until := settings.get("frozen_until", 1)) is True or not isinstance(until, int) or until < 1 or (frozen and "frozen_until" in settings):
+            problems.append(Problem(f"{path}.frozen_until", "is not possible", until, "a number of epochs from 1, and no frozen: true beside it"))
         elif "lr_factor" in settings and not _possible(settings["lr_factor"]):
             problems.append(Problem(f"{path}.lr_factor", "is not a possible factor", settings["lr_factor"], "a number of at least 0"))
         elif "lr" in settings and "lr_factor" in settings:
             problems.append(Problem(path, "gives both lr and lr_factor", expected="one of the two"))
         options[name] = settings
         mine = [one for one in found if taken.setdefault(one.name, name) == name]
-        if frozen is True and len(mine) < len(found) and not {one.name for one in every} <= {one.name for one in found}:
+        if (frozen is True or "frozen_until" in settings) and len(mine) < len(found) and not {one.name for one in every} <= {one.name for one in found}:
             problems.append(_not_frozen([one.name for one in found if taken[one.name] != name], taken, path))
         if frozen is True:
             freeze(model, mine, path=f"{path}.frozen_statistics", statistics="freeze" if statistics is None else statistics)
@@ -123,8 +132,8 @@ def _not_frozen(names: Sequence[str], taken: Mapping[str, str], path: str) -> Pr
     """A layer would be frozen but for its norms or biases, where a rule for those comes first."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     earlier = ", ".join(dict.fromkeys(f"'{taken[name]}'" for name in names))
-    hint = "put this rule before, or leave them out of its pattern; match: '*' freezes what no rule before takes"
-    return Problem(path, f"would not freeze all that it matches: {earlier} comes before, and takes {shown}", "frozen: true", hint=hint)
+    hint = "put this rule before, or leave them out of its pattern; match: '*' means what no rule before takes"
+    return Problem(path, f"would not freeze all that it matches: {earlier} comes before, and takes {shown}", hint=hint)
 
 
 def _layer_factors(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> dict[str, float]:

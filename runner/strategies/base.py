@@ -60,6 +60,8 @@ class Strategy(abc.ABC):
     """The strongest promise that a run under it can state."""
     pretends = True
     """Whether one rank can take a step while the others are only pretended, for `samewise check`."""
+    unfreezes = False
+    """Whether parameters may begin to be trained in the midst of training."""
 
     def __init__(self) -> None:
         self.peers: Peers = Alone()

@@ -36,6 +36,7 @@ class Elastic(RankStrategy):
     """
 
     level = "R2"
+    unfreezes = True
 
     rank_invariant: bool = True
     uneven: bool = False

@@ -24,6 +24,7 @@ class Single(Strategy):
     """
 
     level = "R2"  # what it computes is what `strategy=elastic` computes on any number of ranks, and both have one fingerprint
+    unfreezes = True
 
     def __init__(self, *, rank_invariant: bool = True, sync_batch_norm: bool = False) -> None:
         super().__init__()

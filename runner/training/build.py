@@ -27,6 +27,7 @@ from samewise.runner.interfaces import Batch, Recipe, class_names
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
+from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
 from samewise.runner.records import environment
 from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.folder import RunFolder
@@ -64,6 +65,8 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     make: Make = partial(_make, cfg, project)
     determinism.apply(cfg.reproducibility)
     strategy: Strategy = make("strategy")
+    rules = plain(cfg.param_groups) or {}
+    _require_unfreezing(strategy, rules)
     if alone:
         strategy.processes(str(cfg.device), cfg.replicas)
         strategy = Single()
@@ -84,12 +87,17 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     optimizers = {name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
+    later = waiting(model, rules, steps_per_epoch=plan.steps_per_epoch)
+    never = cautions(rules, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
     recorder = Recorder(
         trace=_trace(cfg, folder, model, strategy),
         callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
         log_every_steps=cfg.tracking.log_every_steps,
         level=strategy.level if cfg.reproducibility.deterministic else "none",
-        cautions=[*precision.cautions(), *(schedule.cautions() if "debug" not in composed.choices else ())],  # a reduced training is shorter on purpose
+        cautions=[
+            *precision.cautions(),
+            *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),
+        ],  # a reduced training is shorter on purpose
     )
     code = composed.code if composed.code.files else reached(composed.whole, project.packages)
     run = Run(
@@ -109,7 +117,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         model=model,
         network=network,
         parameters=list(model.parameters()),
-        phases=_phases(recipe, model, optimizers, strategy),
+        phases=_phases(recipe, model, optimizers, strategy, later),
         schedule=schedule,
         precision=precision,
         strategy=strategy,
@@ -269,10 +277,20 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
     return model.to(device)
 
 
-def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy) -> list[TrainingPhase]:
+def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy, later: Sequence[Waiting]) -> list[TrainingPhase]:
     trained = {name: {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} for name, optimizer in optimizers.items()}
     others = {name: [one for one in model.parameters() if one.requires_grad and id(one) not in mine] for name, mine in trained.items()}
-    return [TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.layout.total_norm) for number, phase in enumerate(recipe.phases)]
+    return [
+        TrainingPhase(number, phase, optimizers[phase.name], others[phase.name], strategy.layout.total_norm, later)
+        for number, phase in enumerate(recipe.phases)
+    ]
+
+
+def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
+    name = next((name for name, rule in rules.items() if isinstance(rule, Mapping) and "frozen_until" in rule), None)
+    if name is not None and not strategy.unfreezes:
+        hint = "strategy=single or strategy=elastic; or two runs, the second with initialise.weights=run:FIRST"
+        raise ConfigError(Problem(f"param_groups.{name}.frozen_until", f"is not possible with {type(strategy).__name__}", hint=hint))
 
 
 def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:

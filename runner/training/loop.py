@@ -57,7 +57,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         if phase.number:
             run.recorder.trace.phase_ends(run.step + 1)
         run.clear_gradients()
-        with phase.training():
+        with phase.training(run.step):
             tallies = run.strategy.carry(micro_batches, partial(_forward, run, phase))
         tally = run.strategy.reduce(tallies)
         seen += tally.seen

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samewise.runner.interfaces import Phase
+from samewise.runner.optim.frozen import meanwhile_frozen
 from samewise.runner.optim.norm import total_norm
+from samewise.runner.optim.unfreezing import Waiting
 from samewise.runner.precision import Precision
 from samewise.runner.strategies.base import Tally
 
@@ -27,17 +29,15 @@ class TrainingPhase:
     """The parameters that only other phases train."""
     total_norm: Callable[[Sequence[Tensor]], Tensor] = total_norm
     """The 2-norm of some gradients together."""
+    waiting: Sequence[Waiting] = ()
+    """What is trained later, by the step from which on it is, the next first."""
 
     @contextmanager
-    def training(self) -> Generator[None]:
-        """Within it only the phase's own parameters gather gradients: the others' would be computed to be thrown away."""
-        for parameter in self.others:
-            parameter.requires_grad_(False)
-        try:
+    def training(self, step: int) -> Generator[None]:
+        """Within it only the phase's own parameters that are trained at a step gather gradients: the others' would be computed to be thrown away."""
+        now = next((one for one in self.waiting if step < one.until), None)
+        with meanwhile_frozen([*self.others, *(now.parameters if now else ())], now.layers if now else ()):
             yield
-        finally:
-            for parameter in self.others:
-                parameter.requires_grad_(True)
 
     def learning_rates(self) -> list[float]:
         """Of its parameter groups, without repeats, in order."""

@@ -21,6 +21,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.optim.frozen import is_held
 from samewise.runner.optim.groups import freeze_groups, parameter_groups
 from samewise.runner.optim.initialise import initialise
+from samewise.runner.optim.unfreezing import cautions
 from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.stages import cut_model
@@ -145,6 +146,54 @@ def test_synchronised_batch_norms_stay_held() -> None:
     assert isinstance(model[1], nn.SyncBatchNorm)
     model[:2].train()(torch.randn(5, 3))
     assert moved(before, model[1].state_dict()) == set()
+
+
+ADAM = ["optimizer=adamw", "optimizer.lr=0.001", "~optimizer.momentum", "~optimizer.nesterov"]
+LATER = ["param_groups=none", "+param_groups.body={match: 're:^(conv1|bn1|layer1)', frozen_until: 1}", *ADAM]
+
+
+@pytest.mark.parametrize("further", [[], pytest.param(["strategy=elastic", "replicas=2", "accumulate=2"], marks=pytest.mark.slow)])
+def test_what_waits_is_as_if_it_were_frozen_until_its_epoch_and_is_then_trained_from_its_first_step(further: list[str], tmp_path: Path) -> None:
+    """An epoch is four steps."""
+    given = [*TINY, *LATER, *further]
+    before = initial(*LATER, *further, folder=tmp_path)
+    waits = {name for name in before if name.startswith(("conv1", "bn1", "layer1"))}
+    run = build(compose([*given, "max_steps=4"], project=BARE), BARE, RunFolder(tmp_path / "until"))
+    fit(run)
+    assert moved(before, run.model.state_dict()) == before.keys() - waits
+    run = build(compose(given, project=BARE), BARE, RunFolder(tmp_path / "beyond"))
+    fit(run)
+    assert moved(before, run.model.state_dict()) == before.keys()
+    names = {id(parameter): name for name, parameter in run.model.named_parameters()}
+    steps = {names[id(parameter)]: int(state["step"]) for parameter, state in run.phases[0].optimizer.state.items()}
+    assert steps == {name: 2 if name in waits else 6 for name in names.values()}
+
+
+@pytest.mark.slow
+def test_a_run_stopped_before_what_waits_is_trained_goes_on_with_the_same_bits(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+    given = [*TINY, *LATER, "checkpoint.every_steps=1", "checkpoint.keep_last=9", "--json"]
+    whole = json.loads(samewise("train", *given, f"run_root={tmp_path / 'whole'}").stdout)
+    for step in (3, 4, 5):
+        taken = Path(whole["folder"]) / "checkpoints" / f"step-{step:08}"
+        resumed = json.loads(samewise("train", *given, f"resume_from={taken}", f"run_root={tmp_path / str(step)}").stdout)
+        assert resumed["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_waiting_that_cannot_be_is_refused_and_such_that_never_ends_is_warned_of(tmp_path: Path) -> None:
+    def built(*given: str) -> Any:
+        return build(compose([*TINY, "param_groups=none", *given], project=BARE), BARE, RunFolder(tmp_path))
+
+    for rule, message in [
+        ("{match: layer1.*, frozen_until: 0}", r"param_groups.a.frozen_until: is not possible"),
+        ("{match: layer1.*, frozen_until: 1, frozen: true}", r"param_groups.a.frozen_until: is not possible"),
+        ("{match: '*', frozen_until: 2}", "no parameter is trained in the first 2 epochs"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            built(f"+param_groups.a={rule}")
+    with pytest.raises(ConfigError, match="is not possible with DDP"):
+        built("+param_groups.a={match: layer1.*, frozen_until: 1}", "strategy=ddp", "strategy.nproc=1")
+    rules = {"a": {"match": "layer1.*", "frozen_until": 3}, "b": {"match": "layer2.*", "frozen_until": 2}, "c": None}
+    assert [problem.path for problem in cautions(rules, steps_per_epoch=4, total_steps=12)] == ["param_groups.a.frozen_until"]
 
 
 class Block(nn.Module):

@@ -1,0 +1,67 @@
+"""Gradual unfreezing: parameters that are trained from a later epoch on (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146, section 3.3).
+
+Until then they gather no gradient, so that no optimizer touches them or counts a step of theirs, and the statistics of layers that wait as a whole are held.
+What waits is a function of the step, and no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.frozen import frozen_layers, meanwhile_frozen
+from samewise.runner.optim.groups import taken_by_rules
+from samewise.runner.optim.matching import Named
+
+
+@final
+@dataclass(frozen=True)
+class Waiting:
+    """What is not trained before a step.
+
+    Args:
+        until: The step, counted from 0, that is the first to train the next of it.
+        parameters: All that wait till then or longer.
+        layers: Those with statistics that wait as a whole.
+    """
+
+    until: int
+    parameters: Sequence[Tensor]
+    layers: Sequence[nn.Module]
+
+
+def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int) -> list[Waiting]:
+    """What the rules with `frozen_until: EPOCHS` keep waiting, the next to be trained first.
+
+    Args:
+        model: What the rules freeze is frozen.
+        rules: The config's `param_groups`.
+        steps_per_epoch: Of the training.
+
+    Raises:
+        ConfigError: a rule is malformed, or nothing is trained at the beginning.
+    """
+    taken = taken_by_rules(model, rules)
+    epochs = {name: rule["frozen_until"] for name, rule in rules.items() if isinstance(rule, Mapping) and "frozen_until" in rule}
+    waits = [(epochs[name], one) for one, name in taken if name in epochs and one.parameter.requires_grad]
+    if waits and len(waits) == sum(one.requires_grad for one in model.parameters()):
+        least = min(epochs.values())
+        raise ConfigError(Problem("param_groups", f"no parameter is trained in the first {least} epochs", dict(epochs), "one rule less with frozen_until"))
+    return [_waiting(model, [one for least, one in waits if least >= until], until * steps_per_epoch) for until in sorted({until for until, _ in waits})]
+
+
+def _waiting(model: nn.Module, named: Sequence[Named], until: int) -> Waiting:
+    parameters = [one.parameter for one in named]
+    with meanwhile_frozen(parameters):
+        return Waiting(until, parameters, frozen_layers(model, named))
+
+
+def cautions(rules: Mapping[str, Any], *, steps_per_epoch: int, total_steps: int) -> list[Problem]:
+    """What waits for an epoch that does not come."""
+    found = {name: rule["frozen_until"] for name, rule in rules.items() if isinstance(rule, Mapping) and "frozen_until" in rule}
+    words, hint = "training ends before, and never trains what waits for it", "fewer epochs; or a longer training; or frozen: true"
+    return [Problem(f"param_groups.{name}.frozen_until", words, until, hint=hint) for name, until in found.items() if until * steps_per_epoch >= total_steps]
