@@ -98,7 +98,7 @@ class Classification(Recipe):
         records = [_record(sample) for sample in samples]
         batch = {
             "image": _stacked([_as_tensor(record["image"]) for record in records]),
-            "label": self._labels([record["label"] for record in records]),
+            "label": self.labels([record["label"] for record in records]),
         }
         if len(records[0]) > 2:
             batch |= default_collate([{name: value for name, value in record.items() if name not in batch} for record in records])
@@ -145,12 +145,17 @@ class Classification(Recipe):
         return {"image": image, "label": 0, "file": str(file)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        files = batch.get("file", [None] * len(batch["image"])) if self.takes == "images" else [None] * len(batch["image"])
-        return [Classified(each, self.classes, file) for each, file in zip(self._logits(model, batch).softmax(1).cpu(), files, strict=True)]
+        probabilities = self._logits(model, batch).softmax(1).cpu()
+        files = batch["file"] if self.takes == "images" else [None] * len(probabilities)
+        return [Classified(each, self.classes, file) for each, file in zip(probabilities, files, strict=True)]
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the model is called with."""
+        return batch["image"]
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """float32[B, K]: the model's output, checked. Shapes are compared at every call, which is free; values at most once, which waits for the device."""
-        output = model(batch["image"])
+        output = model(self.inputs(batch))
         if not isinstance(output, Tensor) or output.dim() != 2:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             hint = "auxiliary outputs are not trained: model.aux_logits=false" if hasattr(output, "aux_logits") or hasattr(output, "aux_logits1") else ""
@@ -178,7 +183,12 @@ class Classification(Recipe):
             raise ConfigError(Problem("recipe.loss", "does not give one loss for each image", form, f"a tensor [{len(logits)}]", hint))
         return each
 
-    def _labels(self, labels: Sequence[Any]) -> Tensor:
+    def labels(self, labels: Sequence[Any]) -> Tensor:
+        """int64[B] or float32[B, K] of the samples' labels.
+
+        Raises:
+            DataError: one is out of range, or no label.
+        """
         try:
             plain = all(type(label) is int for label in labels)  # the usual case, and the fast one
             made = torch.tensor(labels) if plain else torch.stack([torch.as_tensor(label) for label in labels])

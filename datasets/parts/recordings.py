@@ -113,3 +113,10 @@ class Recordings:
 def spaced_indices(length: int, wanted: int) -> list[int]:
     """Up to `wanted` of the indices, evenly spaced."""
     return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]
+
+
+def fitted(waveform: Tensor, frames: int) -> Tensor:
+    """float32[frames]: the middle of a longer waveform, a shorter one followed by silence."""
+    start = max(0, len(waveform) - frames) // 2
+    kept = waveform[start : start + frames]
+    return torch.nn.functional.pad(kept, (0, frames - len(kept)))

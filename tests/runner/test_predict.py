@@ -29,6 +29,7 @@ EXPERIMENTS = {
     "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
     "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],
     "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "callbacks=none"],
+    "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
     "separation": ["recipe=separation", "model=conv_tasnet_small", "transforms=none", "optimizer=adam", "callbacks=none", "dataset.valid_samples=4"],
     "vocoder": [
         "recipe=vocoder",
@@ -44,6 +45,7 @@ DRAWN = {
     "classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
     "detection": {"detections.png", "precision_recall.png", "class_precision.csv"},
     "speech_recognition": {"transcripts.csv", "transcripts.html", "spectrograms.png"},
+    "audio_classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
     "separation": {"mixtures.csv", "spectrograms.png"},
     "vocoder": {"clip_0_true.wav", "clip_0_resynthesised.wav", "spectrograms.png"},
 }
@@ -165,6 +167,13 @@ def test_a_recording_is_written_down(samewise, runs, tmp_path):
     (found,) = predicted(samewise, runs["speech_recognition"], recording(tmp_path / "said.wav", 4000), "--output", tmp_path)
     assert [Path(path).name for path in found["files"]] == ["said.txt", "said.png"]
     assert (tmp_path / "said.txt").read_text() == found["text"] + "\n"
+
+
+def test_a_recording_is_classified_by_the_names_of_the_data_set(samewise, runs, tmp_path):
+    long, short = recording(tmp_path / "a.wav", 4000), recording(tmp_path / "b.wav", 300)
+    for found in predicted(samewise, runs["audio_classification"], long, short):
+        assert found["class"] == f"tone {found['label']}" == next(iter(found["probabilities"]))
+        assert found["files"] == []
 
 
 def test_a_recording_is_split_into_its_speakers(samewise, runs, tmp_path):

@@ -14,6 +14,7 @@ SMALL = {
     "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=2", "model.channels=16", "evaluate.every_epochs=5"],
     "separation": ["experiment=conv_tasnet_spoken_digits"],
     "vocoder": ["experiment=wavernn_spoken_digits"],
+    "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
     "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"],
 }
 

@@ -1,0 +1,40 @@
+"""Sounds made on the spot, for trying a recipe without its data: each class is a tone of its own."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from torch.utils.data import Dataset
+
+from samewise.datasets.generated_speech import GeneratedSpeech
+from samewise.datasets.parts.recordings import fitted
+from samewise.runner.errors import ConfigError, Problem
+
+
+@final
+class GeneratedSounds(Dataset[dict[str, Any]]):
+    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`: one of `GeneratedSpeech`'s tones, followed by silence.
+
+    Args:
+        length: How many.
+        num_classes: How many tones, at most 26.
+        seconds: Of a sample.
+        sample_rate: In Hz.
+        split: Splits share the tones.
+    """
+
+    def __init__(self, *, length: int = 256, num_classes: int = 10, seconds: float = 0.1, sample_rate: int = 8000, split: str = "train") -> None:
+        if not 1 <= num_classes <= 26:
+            raise ConfigError(Problem("dataset.num_classes", "is not a number of tones", num_classes, "1 to 26"))
+        self.classes = [f"tone {number}" for number in range(num_classes)]
+        letters = " " + "abcdefghijklmnopqrstuvwxyz"[:num_classes]
+        self._tones = GeneratedSpeech(length=length, sample_rate=sample_rate, letters=letters, tones=num_classes, characters=(1, 1), split=split)
+        self.sample_rate, self._frames = sample_rate, max(1, round(seconds * sample_rate))
+
+    def __len__(self) -> int:
+        return len(self._tones)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        spoken = self._tones[index]
+        length = min(spoken["length"], self._frames)
+        return {"waveform": fitted(spoken["waveform"], self._frames), "length": length, "label": ord(spoken["transcript"]) - ord("a"), "name": spoken["name"]}

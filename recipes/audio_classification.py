@@ -1,0 +1,81 @@
+"""Audio classification: one label a recording, by what a front end makes of it: an image of its spectrum, or a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
+from samewise.datasets.parts.recordings import fitted
+from samewise.recipes.classification import Classification, MeasuredClassification
+from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.interfaces import Batch
+
+
+@final
+class AudioClassification(Classification):
+    """Batches are `{"waveform": float32[B, T], "length": int64[B], "label": int64[B]}`, to which the transforms add `features` float32[B, F, N].
+
+    Args:
+        sample_rate: In Hz; a file of the user's at another rate is resampled.
+        seconds: How much the model hears: of a longer file the middle, a shorter one is followed by silence.
+        dimensions: 2: the model is given features as images of one channel, float32[B, 1, F, N], as any model of images takes them. 1: as sequences,
+            float32[B, F, N]; with transforms=waveform that is float32[B, 1, T].
+        num_classes, label_smoothing, top_k, loss: As in `Classification`.
+    """
+
+    def __init__(
+        self,
+        *,
+        sample_rate: int,
+        seconds: float,
+        dimensions: int = 2,
+        num_classes: int | None = None,
+        label_smoothing: float = 0.0,
+        top_k: Sequence[int] = (1, 5),
+        loss: nn.Module | None = None,
+    ) -> None:
+        super().__init__(num_classes=num_classes, label_smoothing=label_smoothing, top_k=top_k, loss=loss)
+        if dimensions not in (1, 2):
+            raise ConfigError(Problem("recipe.dimensions", "is not what features can have", dimensions, "2 (an image) or 1 (a sequence)"))
+        self.takes, self.extensions = "recordings", EXTENSIONS
+        self.dimensions = dimensions
+        self._sample_rate, self._seconds = sample_rate, seconds
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples with `waveform` float32[T] and `label` to a batch; shorter ones are followed by silence.
+
+        Raises:
+            DataError: a sample of another form, or a label out of range.
+        """
+        for sample in samples:
+            if not isinstance(sample, dict) or not {"waveform", "label"} <= sample.keys():
+                form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, dict) else f"a {type(sample).__name__}"
+                raise DataError(Problem("dataset", "a sample is not a recording and its label", form, "a dict with `waveform` and `label`"))
+        waveforms = [sample["waveform"] for sample in samples]
+        lengths = [int(sample.get("length", len(waveform))) for sample, waveform in zip(samples, waveforms, strict=True)]
+        return {
+            "waveform": nn.utils.rnn.pad_sequence(waveforms, batch_first=True),
+            "length": torch.tensor(lengths, dtype=torch.int64),
+            "label": self.labels([sample["label"] for sample in samples]),
+        }
+
+    def inputs(self, batch: Batch) -> Tensor:
+        if "features" not in batch:
+            raise ConfigError(Problem("transforms", "give the model no features to read", hint="transforms=mel, mfcc or waveform"))
+        return batch["features"] if self.dimensions == 1 else batch["features"][:, None]
+
+    def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
+        """As of images; the pictures are of the features, low ones below."""
+        self.inputs(batch)
+        return super().measure(model, {**batch, "image": batch["features"][:, None].flip(2)})
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """A recording; the label only fills its place."""
+        waveform, _ = read_audio(file, sample_rate=self._sample_rate)
+        wanted = max(1, round(self._seconds * self._sample_rate))
+        return {"waveform": fitted(waveform, wanted), "length": min(len(waveform), wanted), "label": 0}

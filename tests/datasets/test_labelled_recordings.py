@@ -1,0 +1,108 @@
+"""Recordings whose names say their class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+from samewise.datasets.labelled_recordings import LabelledRecordings
+from samewise.datasets.parts.recordings import fitted
+from samewise.recipes.audio_classification import AudioClassification
+from samewise.runner.errors import ConfigError, DataError
+
+SHARES = {"valid": 0.3, "test": 0.2}
+
+
+def tone(path: Path, frames: int = 800) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, torch.linspace(0.01, 0.9, frames).numpy(), 8000, subtype="FLOAT")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Ten recordings by each of three speakers, in a folder for each of two classes."""
+    for speaker in ("ann", "bob", "cy"):
+        for number in range(10):
+            tone(tmp_path / ("dog", "cat")[number % 2] / f"{speaker}_{number}.wav", 700 + 20 * number)
+    return tmp_path
+
+
+def made(root: Path, split: str = "train", **options: object) -> LabelledRecordings:
+    return LabelledRecordings(root=str(root), split=split, **{"shares": SHARES, "seconds": 0.1, "sample_rate": 8000, **options})  # type: ignore[arg-type]
+
+
+def names(data: LabelledRecordings) -> list[str]:
+    return [data[index]["name"] for index in range(len(data))]
+
+
+def test_the_folder_is_the_class_and_samples_are_of_one_length(root: Path) -> None:
+    data = [made(root, split) for split in ("train", "valid", "test")]
+    assert sorted(name for one in data for name in names(one)) == sorted(str(path.relative_to(root)) for path in root.rglob("*.wav"))
+    assert {tuple(one.classes) for one in data} == {("cat", "dog")}
+    for sample in (data[0][index] for index in range(len(data[0]))):
+        assert sample["label"] == ("cat", "dog").index(sample["name"][:3])
+        assert sample["waveform"].shape == (800,)
+        assert sample["length"] == min(800, 700 + 20 * int(sample["name"][-5]))
+        assert not sample["waveform"][sample["length"] :].any()
+
+
+def test_recordings_of_one_group_stay_together_and_a_pattern_may_fix_the_splits(root: Path) -> None:
+    pattern = "(?P<label>[^/]+)/(?P<group>[a-z]+)_.+"
+    speakers = [{name.split("/")[1].split("_")[0] for name in names(made(root, split, pattern=pattern, key="a"))} for split in ("train", "valid")]
+    assert speakers == [{"ann"}, {"bob"}]
+    fixed = "(?P<label>[^/]+)/[a-z]+_((?P<valid>[01])|[0-9])[.]wav"
+    assert {name[-5] for name in names(made(root, "valid", pattern=fixed))} == {"0", "1"}
+    assert {name[-5] for name in names(made(root, "train", pattern=fixed))} == set("23456789")
+    assert len(made(root, "test", pattern=fixed)) == 0
+
+
+def test_the_middle_of_a_longer_recording_is_taken_in_evaluation_and_a_drawn_stretch_in_training(root: Path) -> None:
+    whole = torch.linspace(0.01, 0.9, 880)
+    for split in ("valid", "train"):
+        data = made(root, split, seconds=0.05, pattern="(?P<label>dog|cat)/(?P<valid>ann_)?.+")
+        index = next(index for index, name in enumerate(names(data)) if name.endswith("_9.wav"))
+        assert data[index]["length"] == 400
+        taken = [data[index]["waveform"].tolist() for _ in range(3)]
+        if split == "valid":
+            assert taken[0] == taken[1] == fitted(whole, 400).tolist() == whole[240:640].tolist()
+        else:
+            assert taken[0] != taken[1]
+
+
+def test_the_fingerprint_is_of_the_data_wherever_they_are(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    before = made(root).fingerprint()
+    assert made(root, key="other").fingerprint() != before
+    assert made(root.rename(tmp_path_factory.mktemp("moved") / "there")).fingerprint() == before
+
+
+def test_what_is_wrong_is_said_with_what_to_set(root: Path) -> None:
+    with pytest.raises(DataError, match=r"has 2 classes \(cat, dog\)(.|\n)*dataset\.num_classes=2"):
+        made(root, num_classes=3)
+    with pytest.raises(DataError, match=r"is of an unknown class(.|\n)*did you mean 'dogs'"):
+        made(root, classes=["cat", "dogs"])
+    with pytest.raises(ConfigError, match=r"\(\?P<label>"):
+        made(root, pattern=".+")
+    with pytest.raises(DataError, match="a folder for each class"):
+        made(root, pattern="(?P<label>[^/]+)/.+[.]flac")
+
+
+def test_a_file_is_read_as_the_data_set_gives_it_in_evaluation(root: Path) -> None:
+    data = made(root, "valid", seconds=0.05)
+    recipe = AudioClassification(sample_rate=8000, seconds=0.05)
+    for index in range(len(data)):
+        sample = recipe.read(data.path(index))
+        assert torch.equal(sample["waveform"], data[index]["waveform"])
+        assert sample["length"] == data[index]["length"]
+
+
+def test_a_batch_without_features_or_of_another_form_is_named(root: Path) -> None:
+    recipe = AudioClassification(sample_rate=8000, seconds=0.1)
+    batch = recipe.collate([made(root)[0], made(root)[1]])
+    assert batch["waveform"].shape == (2, 800)
+    with pytest.raises(ConfigError, match="transforms=mel, mfcc or waveform"):
+        recipe.inputs(batch)
+    with pytest.raises(DataError, match="a dict with `waveform` and `label`"):
+        recipe.collate([(torch.zeros(4), 1)])
