@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from samewise.runner.secrets import redact
+
+_LONGEST = 300
+"""Letters of what a library says."""
+_HOMES = {Path(__file__).parents[1], Path(__file__).resolve().parents[1]}
+_NOT_THE_USERS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
+        *(home / part for home in _HOMES for part in ("runner", "recipes", "datasets")),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -139,10 +153,20 @@ def first_line(error: BaseException, *, after: str = "") -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def in_short(error: BaseException) -> str:
+    """What an error says, on one line: without the tracebacks and the pages of advice that some libraries put into their messages."""
+    text = " ".join(
+        re.split(r"^\s*(?:Traceback \(most recent call last\)|\[start of |The following exceptions)", str(error), maxsplit=1, flags=re.MULTILINE)[0].split()
+    )
+    return (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...") or type(error).__name__
+
+
 def raised_at(error: BaseException) -> str:
-    """Where an error was raised: the file, the line, the function, and the line's text."""
+    """Where an error was raised: the file, the line, the function, and the line's text; the user's own, where a library raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"raised at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}: {frames[-1].line}" if frames else ""
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
+    at = next(reversed(own or frames), None)
+    return f"raised at {at.filename}:{at.lineno}, in {at.name}: {(at.line or '')[:_LONGEST]}" if at else ""
 
 
 def ends_process(who: str, error: SystemExit) -> tuple[str, str]:
@@ -173,8 +197,8 @@ def _described(error: BaseException) -> tuple[int, str]:
         return 1, f"error:\n  {message}\n    hint:     {where}"
     if isinstance(error, MemoryError):
         return 1, "error:\n  there is not enough memory\n    hint:     a smaller model, batch_size or loader.num_workers; --debug shows where"
-    message = " ".join(str(error).split())
-    return 1, f"error:\n  {type(error).__name__}: {message}\n    hint:     run again with --debug for the traceback"
+    message = f": {said}" if (said := in_short(error)) != type(error).__name__ else ""
+    return 1, f"error:\n  {type(error).__name__}{message}\n    hint:     run again with --debug for the traceback"
 
 
 def _shown(value: object) -> str:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, ListConfig
 
 from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, returned_by, takes, within
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, memory_asked_for, nearest
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, in_short, memory_asked_for, nearest
 
 LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
 """Their classes may download from the addresses they know, and from no other."""
@@ -215,7 +215,7 @@ def _failure(made: Callable[..., Any], path: str, error: Exception, named: Mappi
         sizes = {key: value for key, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)}
         largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
         return Problem(f"{path}.{largest}" if largest else path, f"{_name(made)} {asked}", sizes.get(largest, ...), hint="make it smaller")
-    text = " ".join(str(error).split())
+    text = in_short(error) if str(error).strip() else ""
     return Problem(path, f"{_name(made)} failed: {text or type(error).__name__}", expected="" if text else "arguments that it accepts")
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from samewise.runner.data import streams
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import DataError, Problem, SamewiseError, ends_process, raised_at
+from samewise.runner.errors import DataError, Problem, SamewiseError, ends_process, in_short, raised_at
 from samewise.runner.interfaces import Batch
 from samewise.runner.processes.this_process import end_with_parent
 
@@ -83,7 +83,9 @@ class KeyedDataset(Dataset[Any]):
             return Failure((Problem(self._name, message, hint=where),))
         except Exception as error:  # a worker's traceback cannot follow it: say where it was raised
             at = f"at sample {key.indices[len(samples)]}" if len(samples) < len(key.indices) else f"over samples {', '.join(map(str, key.indices))}"
-            return Failure((Problem(self._name, f"{type(self._dataset).__name__} fails {at}: {type(error).__name__}: {error}", hint=raised_at(error)),))
+            return Failure(
+                (Problem(self._name, f"{type(self._dataset).__name__} fails {at}: {type(error).__name__}: {in_short(error)}", hint=raised_at(error)),)
+            )
 
     def _sample(self, epoch: int, position: int, index: int) -> Any:
         streams.enter(self._seed, self._stream, epoch, position, index)

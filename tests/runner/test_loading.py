@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import random
 
@@ -89,6 +90,33 @@ def test_an_error_names_its_sample_or_those_that_do_not_go_together(sizes, named
 
     failure = KeyedDataset(Sized(), default_collate, seed=0, stream="sample")[Key(0, 0, (10, 11, 12, 13))]
     assert named in str(failure.problems[0])
+
+
+MANY_CAUSES = (
+    """Could not load libtorchcodec. Likely causes:
+          1. FFmpeg is not properly installed in your environment.
+        The following exceptions were raised as we tried to load libtorchcodec:
+
+[start of libtorchcodec loading traceback]
+"""
+    + 'FFmpeg version 8:\nTraceback (most recent call last):\n  File "x.py", line 3, in load\n' * 60
+)
+
+
+def test_what_a_library_says_at_length_is_told_in_a_line_with_the_users_own():
+    class Spoken:
+        def __getitem__(self, index):
+            if index:
+                return importlib.import_module("json").loads("{")
+            raise RuntimeError(MANY_CAUSES)
+
+    dataset = KeyedDataset(Spoken(), default_collate, seed=0, stream="sample")
+    said = str(dataset[Key(0, 0, (0,))].problems[0])
+    assert "RuntimeError: Could not load libtorchcodec. Likely causes: 1. FFmpeg is not properly installed in your environment.\n" in said
+    assert "libtorchcodec loading" not in said
+    said = str(dataset[Key(0, 0, (1,))].problems[0])
+    assert f"raised at {__file__}:" in said
+    assert 'in __getitem__: return importlib.import_module("json").loads("{")' in said
 
 
 def test_loading_draws_nothing_from_the_global_generator():
