@@ -36,6 +36,7 @@ class Problem:
         value: The offending value, shown as `repr`; leave it out if there is none.
         expected: What would have been right.
         hint: What to do: the nearest right name, or a command.
+        where: `FILE:LINE` of a config file that sets it, where it is not an override.
     """
 
     path: str
@@ -43,9 +44,10 @@ class Problem:
     value: object = ...
     expected: str = ""
     hint: str = ""
+    where: str = ""
 
     def __str__(self) -> str:
-        head = f"{self.path}: {self.message}" if self.path else self.message
+        head = ": ".join(filter(None, [self.where, self.path, self.message]))
         lines = [head]
         if self.value is not ...:
             lines.append(f"    value:    {_shown(self.value)}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 
 from samewise.runner.commands import add_overrides, compose_arguments
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
-    parser.add_argument("--origin", action="store_true", help="show which file or override each value comes from")
+    parser.add_argument("--origin", action="store_true", help="show the line of the file, or the override, that each value comes from")
     parser.add_argument("--json", action="store_true", help="print name, fingerprint, folder, choices, config (and origins) as JSON")
     parser.epilog = """\
 examples:
@@ -21,13 +20,13 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.config.catalogue import origins
+    from samewise.runner.config.origins import origin_of, origins
     from samewise.runner.config.tree import flat
 
     composed = compose_arguments(args)
     config = composed.whole
     set_by = origins(args.overrides, project=composed.project) if args.origin else {}
-    where = {path: _origin(path, set_by) for path, _ in flat(config)} if args.origin else {}
+    where = {path: origin_of(path, set_by) for path, _ in flat(config)} if args.origin else {}
     if args.json:
         head = {"name": composed.name, "fingerprint": composed.fingerprint, "folder": str(composed.folder.path), "choices": composed.choices, "config": config}
         print(json.dumps(head | ({"origins": where} if where else {}), indent=2))
@@ -42,13 +41,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_yaml(config), end="")
     return 0
-
-
-def _origin(path: str, set_by: Mapping[str, str]) -> str:
-    """Of a value, or of the reference that it was reached by: `mean: ${dataset.mean}` stands for all numbers of the mean."""
-    while path and path not in set_by:
-        path = path.rpartition(".")[0]
-    return set_by.get(path, "")
 
 
 def _short(value: object) -> str:

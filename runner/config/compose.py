@@ -19,8 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header
 from samewise.runner.config import overrides as faults
+from samewise.runner.config.file_faults import FileFaults, problem_in_file
 from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
 from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, set_for_hydra, without_hydra
+from samewise.runner.config.origins import located
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.schema import Experiment
@@ -117,8 +119,11 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     except faults.FAILURES:
         cfg = None
     if cfg is None:
-        cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(loader, some), groups=groups(loader))
-        if cfg is None:
+        in_files = FileFaults(groups(loader))
+        lenient = config_loader(project, in_files)
+        cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(lenient, some), groups=groups(loader))
+        problems = [*in_files.problems, *problems]
+        if cfg is None or in_files.is_unreadable:
             raise ConfigError(*problems)
     chosen = choices_in(cfg)
     problems += set_for_hydra(cfg.hydra)
@@ -126,6 +131,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     require_modest_references(cfg)
     problems += faults.unresolvable(cfg)
     problems += _settle_run(cfg)
+    problems = located(problems, good, project)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good))
@@ -177,7 +183,7 @@ def parse(text: str, name: str = "config") -> Composed:
         AttributeError,
         AssertionError,
     ) as error:  # PyYAML's constructors raise what they like
-        raise ConfigError(Problem(name, f"is not a run's config: {faults.problem_in_file(error)}")) from None
+        raise ConfigError(Problem(name, f"is not a run's config: {problem_in_file(error)}")) from None
     assert isinstance(cfg, DictConfig)
     OmegaConf.set_struct(cfg, True)
     return Composed(cfg, choices, label=label)

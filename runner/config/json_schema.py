@@ -23,7 +23,7 @@ from samewise.runner.config.instantiate import locate
 from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed
 from samewise.runner.config.loader import config_loader, groups
 from samewise.runner.config.project import Project
-from samewise.runner.config.schema import Experiment
+from samewise.runner.config.schema import SPLITS, Experiment
 from samewise.runner.config.tree import flat
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import write_atomically
@@ -32,7 +32,6 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 ROOT = "experiment"
 """The schema of the root, and of all files that are `@package _global_`."""
 MARK = "written by `samewise schema`"
-SPLITS = ("train", "valid", "test")
 Members = dict[Any, list[str]]
 """Classes and functions, each with all its names."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins import file_config_source
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.conf import HydraConf
@@ -22,6 +24,7 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from samewise.runner.config.file_faults import FileFaults
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.yaml_files import require_modest
@@ -38,11 +41,33 @@ PROJECT, GIVEN = "project", "given"
 class FileConfigSource(file_config_source.FileConfigSource):
     """Hydra's own, with limits; of its name, or Hydra would not take it for the same where a program uses Hydra itself too."""
 
+    faults: FileFaults | None = None
+    """Takes what is wrong in a file out of it; None: Hydra raises over it."""
+
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path) / self._normalize_file_name(config_path)
         if (text := read_text(file)) is not None:
             require_modest(text, str(file), interpolations="own" if self.provider == GIVEN else "all")
-        return super().load_config(config_path)
+        if text is None or self.faults is None:
+            return super().load_config(config_path)
+        try:
+            return self.faults.without_faults(super().load_config(config_path), file, config_path, text)
+        except yaml.YAMLError as error:
+            self.faults.unreadable(error)
+            return ConfigResult(self.provider, f"{self.scheme()}://{self.path}", OmegaConf.create({}), {"package": "_global_"})
+
+
+class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):
+    """Hydra's own, of its name too; a file of a package is parsed once: that is a quarter of the time to compose, which a process does many times."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        key = self.provider, self.path, config_path
+        if key not in _PARSED:
+            _PARSED[key] = super().load_config(config_path)
+        return deepcopy(_PARSED[key])
+
+
+_PARSED = dict[tuple[str, str, str], ConfigResult]()
 
 
 @cache
@@ -56,8 +81,13 @@ def _set_up_hydra() -> None:
     ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]), provider="samewise")
 
 
-def config_loader(project: Project) -> ConfigLoaderImpl:
-    """Hydra's loader over the project's config folders, then samewise's."""
+def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigLoaderImpl:
+    """Hydra's loader over the project's config folders, then samewise's.
+
+    Args:
+        project: Whose folders.
+        faults: Collects what is wrong in their files; None: Hydra raises the first.
+    """
     _set_up_hydra()
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")
@@ -65,7 +95,20 @@ def config_loader(project: Project) -> ConfigLoaderImpl:
         path.append(GIVEN if folder in project.given else PROJECT, f"file://{folder}")
     path.append("main", "pkg://samewise.configs")
     path.append("schema", "structured://")
-    return ConfigLoaderImpl(path)
+    loader = ConfigLoaderImpl(path)
+    for source in loader.get_sources():
+        if isinstance(source, FileConfigSource):
+            source.faults = faults
+    return loader
+
+
+def text_of(loader: ConfigLoaderImpl, config: str) -> str:
+    """The file of a config (`optimizer/sgd`); empty where it is none."""
+    source = next((one for one in loader.get_sources() if one.is_config(config)), None)
+    if source is None or source.scheme() not in ("file", "pkg"):
+        return ""
+    folder = Path(source.path) if source.scheme() == "file" else resources.files(source.path.replace("/", "."))
+    return folder.joinpath(f"{config}.yaml").read_text(encoding="utf-8")
 
 
 def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:

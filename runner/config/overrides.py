@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import get_args
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -18,8 +16,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from samewise.runner.config import schema
+from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
 from samewise.runner.config.tree import leaves, paths
-from samewise.runner.errors import Problem, close, nearest
+from samewise.runner.config.types_in_words import expected_type, is_typed
+from samewise.runner.errors import Problem, close, first_line
 
 Load = Callable[[Sequence[str]], DictConfig]
 Groups = Mapping[str, Sequence[str]]
@@ -109,43 +109,10 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                 continue
             wanted = re.search(r"'([^']+)' not found", str(error))
             hint = close(wanted[1], [name for name in names if name != path]) if wanted else ""
-            found.append(
-                Problem(path, "refers to a value that does not exist" if wanted else _first_line(error), raw, "the path of a value in this config", hint)
-            )
+            found.append(Problem(path, "refers to a value that does not exist" if wanted else _line(error), raw, "the path of a value in this config", hint))
         except Exception as error:  # a resolver's own: oc.decode of something that cannot be decoded
-            found.append(Problem(path, f"cannot be resolved: {_first_line(error)}", raw))
+            found.append(Problem(path, f"cannot be resolved: {first_line(error).rstrip('.')}", raw))
     return found
-
-
-def problem_in_file(error: BaseException) -> Problem:
-    """What is wrong in a config file."""
-    if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark
-        file = f"{mark.name}:" if mark and not str(mark.name).startswith("<") else "line "  # of a text, whose file the caller names
-        where = f"{file}{mark.line + 1}" if mark else "a config file"
-        return Problem(where, f"is not valid YAML: {error.problem or error}", hint="check the indentation, and quote values that hold ': ' or '#'")
-    text = str(error)
-    file = re.match(r"In '([^']+)'", text)
-    where = f"{file[1]}.yaml" if file else ""
-    unknown = re.search(r"Key '([^']+)' (?:not in|is not in struct|in not in struct)", text)
-    key = re.search(r"full_key: (\S+)", text)
-    if unknown:
-        kind = re.search(r"reference_type=(?:Optional\[)?(\w+)|not in '(\w+)'", text)
-        if where.partition("/")[0] == unknown[1]:
-            return Problem(where, "sets nothing of an experiment: its values would be below the name of its folder", hint="begin it with `# @package _global_`")
-        fields = _fields_of(next((name for name in kind.groups() if name), "")) if kind else ()
-        return Problem(where, f"no such key: {key[1] if key else unknown[1]}", hint=nearest(unknown[1], fields))
-    message = _first_line(text.split("raised while composing config:\n", 1)[-1])
-    if key:
-        message = f"{key[1]}: {message}"
-    missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
-    if missing:
-        options = re.search(r"Available options in '[^']+':\n((?:\t.+\n?)+)", text)
-        known = [line.strip() for line in options[1].splitlines()] if options else []
-        return Problem(where, f"names {missing[1]}, which does not exist", hint=nearest(missing[1].rsplit("/", 1)[-1], known))
-    meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a group's choice for a place that has none: optimizer@optimizer.genrator=sgd
-    wrong = re.search(r"Could not override '([^']+)'", text)
-    return Problem(where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else "")
 
 
 def _most_of(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None, list[str], list[Problem]]:
@@ -184,7 +151,7 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
             expected = f"one of: {', '.join(known)}" if len(known) <= 12 else f"a choice that `samewise list {group}` shows"
-            return Problem(group, "no such choice", name, expected, close(str(name), known))
+            return Problem(group, NO_SUCH_CHOICE, name, expected, close(str(name), known))
     return None
 
 
@@ -198,10 +165,10 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         cause = error.__cause__ or error
         value = None if override.is_delete() else override.value()
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
-            return Problem(key, "wrong type", value, _expected(cfg, key) or _first_line(cause))
+            return Problem(key, "wrong type", value, expected_type(cfg, key) or _line(cause))
         known = list(paths(cfg))
         if key in known:
-            return Problem(key, _first_line(error), value)
+            return Problem(key, _line(error), value)
         return Problem(key, "no such key", value if not override.is_delete() else ..., hint=_nearest_key(key, override, cfg, known, groups))
 
 
@@ -215,43 +182,15 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
     if last == "_target_" and not override.is_delete():  # every component has one, so it tells nothing of which was meant
         above, _, name = key.rpartition(".")[0].rpartition(".")
         hint = close(name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above])
-        return hint + (f"{' Or write' if hint else 'write'} +{override.input_line} to add it" if above in known and not _typed(cfg, above) else "")
+        return hint + (f"{' Or write' if hint else 'write'} +{override.input_line} to add it" if above in known and not is_typed(cfg, above) else "")
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
     alike = [path for path in [*known, *groups] if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.5)]
     hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, alike)
     parent = key.rpartition(".")[0]
-    if parent and parent in known and not _typed(cfg, parent) and not override.is_delete():
+    if parent and parent in known and not is_typed(cfg, parent) and not override.is_delete():
         made = OmegaConf.select(cfg, f"{parent}._target_")
         hint += f"{' Or write' if hint else 'write'} +{override.input_line} to add it" + (f", if {made} takes it" if made else "")
     return hint or "`samewise show` lists the keys"
-
-
-def _typed(cfg: DictConfig, path: str) -> bool:
-    kind = OmegaConf.get_type(OmegaConf.select(cfg, path))
-    return kind is not None and hasattr(kind, "__dataclass_fields__")
-
-
-def _expected(cfg: DictConfig, path: str) -> str:
-    """The type of a typed key, in words."""
-    parent, _, name = path.rpartition(".")
-    owner = OmegaConf.select(cfg, parent) if parent else cfg
-    if not isinstance(owner, DictConfig):
-        return ""
-    node = owner._get_node(name)  # pyright: ignore[reportPrivateUsage]
-    if node is None or isinstance(node, list):
-        return ""
-    kind = node._metadata.ref_type  # pyright: ignore[reportPrivateUsage]
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        words = "one of: " + ", ".join(kind.__members__)
-    else:
-        simple = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        inner = get_args(kind)  # of dict[str, X], the only kind of several values in the schema
-        words = (
-            f"a mapping of names to values, each {simple.get(inner[-1], 'of any kind')}" if inner else simple.get(kind, getattr(kind, "__name__", str(kind)))
-        )
-        if hasattr(kind, "__dataclass_fields__"):
-            words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
-    return words + (" or null" if node._metadata.optional else "")  # pyright: ignore[reportPrivateUsage]
 
 
 def unreadable(text: str, error: Exception) -> Problem:
@@ -263,13 +202,8 @@ def unreadable(text: str, error: Exception) -> Problem:
         return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
     if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):
         return Problem(key.strip(), "has spaces around the =", text, "KEY=VALUE", f"{key.strip()}={value.strip()}")
-    return Problem(key, f"cannot be read: {_first_line(error)}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
+    return Problem(key, f"cannot be read: {first_line(error).rstrip('.')}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
 
 
-def _fields_of(name: str) -> Sequence[str]:
-    return tuple(getattr(getattr(schema, name, None), "__dataclass_fields__", ()))
-
-
-def _first_line(error: object) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+def _line(error: BaseException) -> str:
+    return first_line(error).rstrip(".")

@@ -11,6 +11,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
+SPLITS = ("train", "valid", "test")
+"""What a data set has, the last only where there is one."""
+
 
 class Device(StrEnum):
     """Where to compute."""

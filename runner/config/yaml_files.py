@@ -98,3 +98,21 @@ def _asks_for_more(value: str) -> bool:
 
 def _too_deep(name: str) -> ConfigError:
     return ConfigError(Problem(name, "is nested too deeply for a config", expected=f"at most {DEPTH} levels"))
+
+
+def lines_of(text: str) -> dict[str, int]:
+    """The line of each value of a YAML file, counted from 1, by its path: `optimizer.lr`, `defaults.2`. Call `require_modest` first."""
+    found = dict[str, int]()
+    pending: list[tuple[str, Any]] = [("", yaml.compose(text, Loader=_LOADER))]
+    for under, node in pending:
+        if isinstance(node, yaml.MappingNode):
+            parts = [(str(key.value), key, value) for key, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            parts = [(str(number), item, item) for number, item in enumerate(node.value)]
+        else:
+            continue
+        for name, mark, value in parts:
+            path = f"{under}.{name}" if under else name
+            found[path] = mark.start_mark.line + 1
+            pending.append((path, value))
+    return found

@@ -11,10 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 
+from samewise.runner.config.check import unread
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import reached, targets
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
+from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform, fingerprint
@@ -46,7 +48,6 @@ from samewise.runner.training.state import load_weights
 from samewise.runner.training.view import View
 
 Make = Callable[..., Any]
-SPLITS = ("train", "valid", "test")
 
 
 def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False) -> Run:
@@ -95,9 +96,10 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         log_every_steps=cfg.tracking.log_every_steps,
         level=strategy.level if cfg.reproducibility.deterministic else "none",
         cautions=[
+            *unread.cautions(composed),
             *precision.cautions(),
-            *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),
-        ],  # a reduced training is shorter on purpose
+            *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
+        ],
     )
     code = composed.code if composed.code.files else reached(composed.whole, project.packages)
     run = Run(

@@ -8,10 +8,11 @@ import pytest
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from samewise.runner.config import catalogue
-from samewise.runner.config.catalogue import origins
+import samewise
+from samewise.runner.config import catalogue, check
 from samewise.runner.config.compose import compose, dump, load
 from samewise.runner.config.loader import config_loader
+from samewise.runner.config.origins import origins
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 
@@ -110,9 +111,11 @@ def test_each_value_knows_the_file_or_override_it_comes_from(mine: Project, tmp_
     where = origins(["experiment=first", "seed=4", "optimizer.momentum=0.8"], project=mine)
     assert where["seed"] == "override seed=4"
     assert where["optimizer.momentum"] == "override optimizer.momentum=0.8"
-    assert where["optimizer.lr"] == where["batch_size"] == f"{tmp_path}/experiment/first.yaml"
-    assert where["optimizer._target_"] == "configs/optimizer/sgd.yaml"
-    assert where["max_epochs"] == "runner/config/schema.py"
+    assert where["optimizer.lr"] == f"{tmp_path}/experiment/first.yaml:5"
+    assert where["batch_size"] == f"{tmp_path}/experiment/first.yaml:3"
+    for path, says in (("optimizer._target_", "_target_: torch.optim.SGD"), ("max_epochs", "max_epochs: int"), ("loader.num_workers", "num_workers: int")):
+        file, _, line = where[path].rpartition(":")
+        assert (Path(samewise.__path__[0]) / file).read_text().splitlines()[int(line) - 1].strip().startswith(says)
 
 
 def problems_of(given: list[str], project: Project = BARE) -> dict[str, str]:
@@ -162,15 +165,21 @@ def test_a_wrong_override_is_told_by_its_path(override: str, path: str, words: s
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("# @package _global_\n# x\na: [1, 2\n", ["bad.yaml:", "not valid YAML"]),
+        ("# @package _global_\n# x\na: [1, 2\n", ["bad.yaml:4: is", "not valid YAML"]),
         ("", ["experiment/bad.yaml", "sets nothing of an experiment", "begin it with `# @package _global_`"]),
         ("batch_size: 32\n", ["experiment/bad.yaml", "begin it with `# @package _global_`"]),
-        ("# @package _global_\n# x\noptimiser:\n  lr: 1\n", ["experiment/bad.yaml", "optimiser", "did you mean 'optimizer'?"]),
-        ("# @package _global_\n# x\nloader:\n  num_wokers: 1\n", ["experiment/bad.yaml", "loader.num_wokers", "did you mean 'num_workers'?"]),
-        ("# @package _global_\n# x\nbatch_size: many\n", ["experiment/bad.yaml", "batch_size", "many"]),
-        ("# @package _global_\n# x\ndefaults:\n  - override /optimizer: sdg\n", ["experiment", "sdg", "did you mean 'sgd'?"]),
-        ("# @package _global_\n# x\ndefaults:\n  - override /optimiser: sgd\n", ["experiment/bad.yaml", "optimiser"]),
-        ("# @package _global_\n# x\nseed: ${sede}\n", ["seed", "${sede}"]),
+        ("# @package _global_\n# x\noptimiser:\n  lr: 1\n", ["experiment/bad.yaml:3: optimiser: no such key", "did you mean 'optimizer'?"]),
+        ("# @package _global_\n# x\nloader:\n  num_wokers: 1\n", ["experiment/bad.yaml:4: loader.num_wokers", "did you mean 'num_workers'?"]),
+        ("# @package _global_\n# x\nbatch_size: many\n", ["experiment/bad.yaml:3: batch_size: wrong type", "many"]),
+        (
+            "# @package _global_\n# x\ndefaults:\n  - override /optimizer: sdg\n",
+            ["bad.yaml:4: optimizer: no such choice", "sdg", "did you mean 'sgd'?"],
+        ),
+        (
+            "# @package _global_\n# x\ndefaults:\n  - override /optimiser: sgd\n",
+            ["bad.yaml:4: optimiser: no such group", "did you mean 'optimizer'?"],
+        ),
+        ("# @package _global_\n# x\nseed: ${sede}\n", ["experiment/bad.yaml:3: seed", "${sede}"]),
     ],
 )
 def test_a_wrong_file_is_told_by_its_name_beside_the_wrong_overrides(mine: Project, tmp_path: Path, text: str, words: list[str]) -> None:
@@ -178,6 +187,30 @@ def test_a_wrong_file_is_told_by_its_name_beside_the_wrong_overrides(mine: Proje
     told = problems_of(["experiment=bad", "max_epochs=soon"], mine)
     assert "max_epochs" in told
     assert all(word in "\n".join(told.values()) for word in words), told
+
+
+def test_all_that_is_wrong_in_all_files_is_told_at_once(mine: Project, tmp_path: Path) -> None:
+    write(tmp_path, "optimizer/ours.yaml", "# x\n_target_: torch.optim.SGD\n_partial_: true\nmomentun: 0.9\n")
+    write(tmp_path, "evaluate/ours.yaml", "# x\nmode: maximum\n")
+    lines = ["# @package _global_", "# x", "defaults:", "  - /evaluate: ours", "  - /callbacks@callbacks.x: emma"]
+    lines += ["  - override /optimizer: ours", "  - override /model: resnet8", "max_epoch: 3", "evaluate:", "  every_epoch: 2", "loader: {num_workers: no}"]
+    lines += ["model:", "  depth: 3"]
+    write(tmp_path, "experiment/bad.yaml", "\n".join(lines))
+    composed = compose(["experiment=bad", "sed=3"], project=mine, strict=False)
+    told = {problem.path: problem for problem in check.problems(composed, mine)}
+    wheres = {path: problem.where.removeprefix(f"{tmp_path}/") for path, problem in told.items()}
+    here = "experiment/bad.yaml"
+    assert wheres == {
+        "model": f"{here}:7",
+        "callbacks": f"{here}:5",
+        "max_epoch": f"{here}:8",
+        "evaluate.every_epoch": f"{here}:10",
+        "loader.num_workers": f"{here}:11",
+        "evaluate.mode": "evaluate/ours.yaml:2",
+        "optimizer.momentun": "optimizer/ours.yaml:4",
+        "sed": "",
+    }
+    assert (told["max_epoch"].hint, told["optimizer.momentun"].hint[:23]) == ("did you mean 'max_epochs'?", "did you mean 'momentum'?"[:23])
 
 
 def test_a_config_cannot_bring_python_objects_in(mine: Project, tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Every error of a config at once, none of them a traceback, before anything is trained.
 
 A rule is a function that takes the config and yields problems: `settings` has those of the runner's own keys (without torch), `components` those of
-every `_target_`, `commands` those of what a launcher runs, `machine` what this machine cannot do. To add one, write it and put it into its file's `RULES`.
+every `_target_`, `unread` those of keys that nothing reads, `commands` those of what a launcher runs, `machine` what this machine cannot do. To add one,
+write it and put it into its file's `RULES`.
 """
 
 from __future__ import annotations
 
 from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.file_faults import NO_SUCH_CHOICE
+from samewise.runner.config.origins import located
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 
@@ -25,12 +28,15 @@ def check(composed: Composed, project: Project) -> None:
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
     """What `check` raises."""
-    from samewise.runner.config.check import commands, components, machine
+    from samewise.runner.config.check import commands, components, machine, unread
 
     whole = composed.whole
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
     found = [*composed.problems, *settings_problems(whole), *of_components, *commands.problems(composed, project), *machine.problems(composed.cfg)]
-    return list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1]
+    found += unread.problems(composed)
+    wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
+    found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # what the choice would have taken is not known
+    return located(list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1], composed.overrides, composed.project)
 
 
 def settings_are_sound(composed: Composed) -> bool:

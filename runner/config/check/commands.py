@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from samewise.runner.config.catalogue import origins
 from samewise.runner.config.compose import Composed
+from samewise.runner.config.origins import origins
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import Problem

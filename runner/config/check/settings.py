@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+from omegaconf import OmegaConf
+
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import at, flat
 from samewise.runner.errors import Problem, nearest
@@ -82,9 +84,13 @@ def problems_in(whole: Config) -> list[Problem]:
 
 def keys_are_known(cfg: Config) -> Iterator[Problem]:
     known = Experiment.__dataclass_fields__
-    for key in cfg:
+    for key, value in cfg.items():
         if key not in known:
             yield Problem(key, "no such key", hint=nearest(key, known))
+        elif isinstance(value, Mapping) and (parts := getattr(OmegaConf.get_type(OmegaConf.structured(Experiment), key), "__dataclass_fields__", None)):
+            for part in cast(Config, value):
+                if part not in parts:  # +loader.x=1: Hydra adds it
+                    yield Problem(f"{key}.{part}", "no such key", hint=nearest(part, parts))
     for key in known:
         if key not in cfg:
             yield Problem(key, "was removed, but every experiment needs it", hint="to switch a part off, choose `none` if the group has it")

@@ -1,0 +1,50 @@
+"""Keys that nothing reads, of the parts of a config that are open to keys of one's own: `dataset` and `transforms`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.origins import located, origins, set_at
+from samewise.runner.config.schema import SPLITS
+from samewise.runner.config.tree import at
+from samewise.runner.errors import Problem, close
+
+_READ = {"dataset": SPLITS, "transforms": ("train", "eval"), "transforms.train": ("sample", "batch"), "transforms.eval": ("sample", "batch")}
+"""What the runner itself reads there. Any other key is for references to it."""
+
+
+def problems(composed: Composed) -> list[Problem]:
+    """The keys of the user's that nothing reads and that are spelled like one that is there."""
+    return [problem for problem in _unread(composed) if problem.hint]
+
+
+def cautions(composed: Composed) -> list[Problem]:
+    """The others."""
+    hint = "leave it out, or refer to it: ${%s}"
+    found = [replace(problem, hint=hint % problem.path) for problem in _unread(composed) if not problem.hint]
+    return located(found, composed.overrides, composed.project)
+
+
+def _unread(composed: Composed) -> list[Problem]:
+    """Of those that the user set, in a file or as an override: a data set of samewise's own has facts that not every model asks for."""
+    found = list(_candidates(OmegaConf.to_container(composed.cfg, resolve=False)))
+    if not found or not (composed.project.configs or any(re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides)):
+        return []
+    set_by = origins(composed.overrides, project=composed.project)
+    return [problem for problem in found if not (set_at(problem.path, set_by) or "configs/").startswith("configs/")]
+
+
+def _candidates(whole: Any) -> Iterator[Problem]:
+    read = {name for text in re.findall(r"\$\{[^}]*\}", str(whole)) for name in re.findall(r"\w+", text)}
+    for path, known in _READ.items():
+        node = at(whole, path)
+        keys = cast(Mapping[str, Any], node) if isinstance(node, Mapping) else {}
+        for key, value in keys.items():
+            if key not in known and key not in read:
+                yield Problem(f"{path}.{key}", "nothing reads this key", value, hint=close(key, {*known, *keys} - {key}))

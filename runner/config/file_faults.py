@@ -1,0 +1,182 @@
+"""What is wrong in config files, each fault with its line.
+
+It is left out as the file is read, so that the rest can be composed and all faults of all files are told at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from samewise.runner.config import schema
+from samewise.runner.config.types_in_words import expected_type, is_typed
+from samewise.runner.config.yaml_files import lines_of
+from samewise.runner.errors import Problem, close, first_line, nearest
+
+NO_SUCH_CHOICE = "no such choice"
+
+
+class FileFaults:
+    """Collects them while Hydra reads files; one that is read twice is told of once.
+
+    Args:
+        groups: The choices of each group.
+    """
+
+    def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
+        self._groups = groups
+        self._found = dict[tuple[str, str, str], Problem]()
+        self.is_unreadable = False
+        """Whether a file is not YAML: what it would have set is not known, so what seems to be missing may not be."""
+
+    def __deepcopy__(self, _: object) -> FileFaults:
+        return self  # Hydra copies its sources before it reads from them
+
+    @property
+    def problems(self) -> list[Problem]:
+        return list(self._found.values())
+
+    def without_faults(self, result: ConfigResult, file: Path, name: str, text: str) -> ConfigResult:
+        """What was read of a file, less what is wrong in it.
+
+        Args:
+            result: As Hydra read it.
+            file: The file.
+            name: As Hydra calls it: `experiment/first`.
+            text: What the file holds.
+        """
+        lines = lines_of(text)
+        group, package = name.rpartition("/")[0], result.header["package"]
+        under = group.replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else str(package)
+        whole: Any = OmegaConf.to_container(result.config, resolve=False)
+        if under.partition(".")[0] not in ("", "hydra", *schema.Experiment.__dataclass_fields__):
+            words = "sets nothing of an experiment: its values would be below the name of its folder"
+            self._add(Problem("", words, hint="begin it with `# @package _global_`", where=str(file)))
+            whole, result.header["package"] = {}, "_global_"
+        elif not isinstance(whole, dict):
+            self._add(Problem("", "is not a mapping of keys to values", where=str(file)))
+            whole = {}
+        else:
+            self._leave_out_choices(cast(dict[str, Any], whole), group, file, lines)
+            for path, problem in list(_wrong_values(cast(dict[str, Any], whole), under)):
+                _remove(whole, path)
+                self._add(Problem(problem.path, problem.message, problem.value, problem.expected, problem.hint, f"{file}:{lines.get('.'.join(path), 1)}"))
+        result.config = OmegaConf.create(whole)
+        return result
+
+    def unreadable(self, error: yaml.YAMLError) -> None:
+        self.is_unreadable = True
+        self._add(problem_in_file(error))
+
+    def _add(self, problem: Problem) -> None:
+        self._found[problem.where, problem.path, problem.message] = problem
+
+    def _leave_out_choices(self, whole: dict[str, Any], group: str, file: Path, lines: Mapping[str, int]) -> None:
+        entries: Any = whole.get("defaults")
+        if not isinstance(entries, list):
+            return
+        kept = list[Any]()
+        for number, entry in enumerate(cast(list[Any], entries)):
+            problem = self._wrong_choice(entry, group)
+            if problem is None:
+                kept.append(entry)
+            else:
+                self._add(Problem(problem.path, problem.message, problem.value, "", problem.hint, f"{file}:{lines.get(f'defaults.{number}', 1)}"))
+        whole["defaults"] = kept
+
+    def _wrong_choice(self, entry: Any, group: str) -> Problem | None:
+        """What is wrong with an entry of the defaults list: a group or a choice that there is not."""
+        if isinstance(entry, str) and entry not in ("_self_", "schema") and "${" not in entry:
+            named, _, choice = (entry[1:] if entry.startswith("/") else f"{group}/{entry}").strip("/").rpartition("/")
+            return self._wrong(named, choice.partition("@")[0]) if named else None
+        if not isinstance(entry, dict) or len(cast(dict[Any, Any], entry)) != 1:
+            return None
+        ((key, value),) = cast(dict[Any, Any], entry).items()
+        *words, named = str(key).split()
+        if "optional" in words or not named:
+            return None
+        named = named.partition("@")[0]
+        named = named[1:] if named.startswith("/") else f"{group}/{named}".strip("/")
+        for choice in cast(list[Any], value) if isinstance(value, list) else [value]:
+            problem = self._wrong(named, choice)
+            if problem:
+                return problem
+        return None
+
+    def _wrong(self, group: str, choice: Any) -> Problem | None:
+        if group not in self._groups:
+            return Problem(group, "no such group", hint=nearest(group, self._groups))
+        if choice is None or "${" in str(choice) or str(choice).removesuffix(".yaml") in self._groups[group] or choice == "???":
+            return None
+        known = self._groups[group]
+        return Problem(group, NO_SUCH_CHOICE, choice, hint=close(str(choice), known) or f"`samewise list {group}` shows them")
+
+
+def problem_in_file(error: BaseException) -> Problem:
+    """What Hydra, OmegaConf or PyYAML found wrong in a config file."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark
+        file = f"{mark.name}:" if mark and not str(mark.name).startswith("<") else "line "  # of a text, whose file the caller names
+        where = f"{file}{mark.line + 1}" if mark else "a config file"
+        return Problem(where, f"is not valid YAML: {error.problem or error}", hint="check the indentation, and quote values that hold ': ' or '#'")
+    text = str(error)
+    file = re.match(r"In '([^']+)'", text)
+    where = f"{file[1]}.yaml" if file else ""
+    unknown = re.search(r"Key '([^']+)' (?:not in|is not in struct|in not in struct)", text)
+    key = re.search(r"full_key: (\S+)", text)
+    if unknown:
+        kind = re.search(r"reference_type=(?:Optional\[)?(\w+)|not in '(\w+)'", text)
+        fields = _fields_of(next((name for name in kind.groups() if name), "")) if kind else ()
+        return Problem(where, f"no such key: {key[1] if key else unknown[1]}", hint=nearest(unknown[1], fields))
+    message = first_line(error, after="raised while composing config:\n").rstrip(".")
+    if key:
+        message = f"{key[1]}: {message}"
+    meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a group's choice for a place that has none: optimizer@optimizer.genrator=sgd
+    wrong = re.search(r"Could not override '([^']+)'", text)
+    return Problem(where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else "")
+
+
+def _wrong_values(whole: dict[str, Any], under: str) -> Iterator[tuple[tuple[str, ...], Problem]]:
+    """The keys that the schema does not have and the values that are not of its types, by their path in the file."""
+    pending: list[tuple[tuple[str, ...], Any]] = [((key,), value) for key, value in whole.items() if key not in ("defaults", "hydra")]
+    prefix, typed = under.split(".") if under else [], OmegaConf.structured(schema.Experiment)
+    for path, value in pending:
+        names = [*prefix, *map(str, path)]
+        full, above = ".".join(names), ".".join(names[:-1])
+        if above and not is_typed(typed, above):
+            continue
+        known: Mapping[str, Any] = getattr(OmegaConf.get_type(typed, above or None), "__dataclass_fields__", {})
+        if names[-1] not in known:
+            yield path, Problem(full, "no such key", hint=_nearest_key(names[-1], known))
+        elif isinstance(value, dict) and is_typed(typed, full):
+            pending += [((*path, str(key)), part) for key, part in cast(dict[Any, Any], value).items()]
+        else:
+            try:
+                OmegaConf.update(typed, full, value)
+            except OmegaConfBaseException as error:
+                typed = OmegaConf.structured(schema.Experiment)
+                yield path, Problem(full, "wrong type", value, expected_type(typed, full) or first_line(error))
+
+
+def _nearest_key(name: str, known: Mapping[str, Any]) -> str:
+    """The key that is spelled alike here; else the same name a level further down."""
+    typed = OmegaConf.structured(schema.Experiment)
+    below = (f"{group}.{name}" for group in schema.Experiment.__dataclass_fields__ if is_typed(typed, group) and name in typed[group])
+    return close(name, known) or next((f"did you mean '{path}'?" for path in below), nearest(name, known))
+
+
+def _remove(whole: Any, path: Sequence[str]) -> None:
+    for key in path[:-1]:
+        whole = whole[key]
+    del whole[path[-1]]
+
+
+def _fields_of(name: str) -> Sequence[str]:
+    return tuple(getattr(getattr(schema, name, None), "__dataclass_fields__", ()))

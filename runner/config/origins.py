@@ -1,0 +1,110 @@
+"""Which line of which file, or which override, a value comes from."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from samewise.runner.config import schema
+from samewise.runner.config.file_faults import FileFaults
+from samewise.runner.config.loader import GIVEN, PROJECT, ROOT, config_loader, groups, text_of
+from samewise.runner.config.project import Project
+from samewise.runner.config.tree import flat
+from samewise.runner.config.yaml_files import lines_of
+from samewise.runner.errors import Problem
+
+_SCHEMA, _OVERRIDE = "runner/config/schema.py", "override "
+
+
+def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
+    """The file or override that each value comes from: the last that sets it, in the order in which Hydra merges them.
+
+    Returns:
+        Config path to `configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `runner/config/schema.py:157`, or `override seed=1`.
+    """
+    loader = config_loader(project, FileFaults(groups(config_loader(project))))
+    defaults = loader.compute_defaults_list(ROOT, project.with_experiment(given), RunMode.RUN)
+    found = dict[str, str]()
+    for default in defaults.defaults:
+        name = default.config_path
+        if name is None or name.startswith("hydra/"):
+            continue
+        loaded = loader.repository.load_config(name)
+        assert loaded is not None
+        package = default.package if default.package is not None else loaded.header["package"]
+        lines = _lines_of_schema() if name == "schema" else lines_of(text_of(loader, name))
+        own = loaded.provider in (PROJECT, GIVEN)
+        file = _SCHEMA if name == "schema" else f"{loaded.path.removeprefix('file://') if own else 'configs'}/{name}.yaml"
+        for path, value in _set_by(OmegaConf.to_container(loaded.config)):
+            _mark(found, f"{package}.{path}" if package else path, value, f"{file}:{lines[path]}" if path in lines else file)
+    for override in defaults.config_overrides:
+        if not override.is_delete():
+            for path, value in _set_by(override.value(), override.key_or_group):
+                _mark(found, path, value, f"{_OVERRIDE}{override.input_line}")
+    return found
+
+
+def origin_of(path: str, set_by: Mapping[str, str]) -> str:
+    """Of a value, or of the reference that it was reached by: `mean: ${dataset.mean}` stands for all numbers of the mean."""
+    while path and path not in set_by:
+        path = path.rpartition(".")[0]
+    return set_by.get(path, "")
+
+
+def located(problems: Sequence[Problem], given: Sequence[str], project: Project) -> list[Problem]:
+    """Problems with values of the config, each with the line of the file that sets the value, where a file does."""
+    if not any(problem.path and not problem.where for problem in problems):
+        return list(problems)
+    set_by, told = origins(given, project=project), list[Problem]()
+    for problem in problems:
+        where = "" if problem.where else set_at(problem.path, set_by)
+        told.append(problem if not where or where.startswith((_SCHEMA, _OVERRIDE)) else replace(problem, where=where))
+    return told
+
+
+def set_at(path: str, set_by: Mapping[str, str]) -> str:
+    """Where a value is set; of one that is not there, or of a part, where what makes the part is."""
+    while path:
+        inner = [one for one in set_by if one.startswith(f"{path}.")]
+        for one in (path, f"{path}._target_", *inner[:1]):
+            if one in set_by:
+                return set_by[one]
+        path = path.rpartition(".")[0]
+    return ""
+
+
+def _set_by(value: Any, under: str = "") -> Iterator[tuple[str, Any]]:
+    """The values that a file or override sets, lists as they are: a list replaces another."""
+    if isinstance(value, dict) and value:
+        for key, part in cast(dict[Any, Any], value).items():
+            yield from _set_by(part, f"{under}.{key}" if under else str(key))
+    elif under:
+        yield under, value
+
+
+def _mark(found: dict[str, str], under: str, value: Any, label: str) -> None:
+    """Note `label` for every value in `value`; a list or scalar replaces whatever stood at its path and below."""
+    for path in [path for path in found if path.startswith(f"{under}.")] if value != {} else []:
+        del found[path]
+    for path, _ in flat(value, under) if isinstance(value, list) else [(under, value)]:
+        found[path] = label
+
+
+def _lines_of_schema() -> dict[str, int]:
+    """The line of each setting's default in schema.py, by its path."""
+    classes = {one.name: one for one in ast.parse(inspect.getsource(schema)).body if isinstance(one, ast.ClassDef)}
+
+    def lines(name: str, under: str = "") -> Iterator[tuple[str, int]]:
+        for field in classes[name].body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                yield f"{under}{field.target.id}", field.lineno
+                if isinstance(field.annotation, ast.Name) and field.annotation.id in classes:
+                    yield from lines(field.annotation.id, f"{under}{field.target.id}.")
+
+    return dict(lines("Experiment"))

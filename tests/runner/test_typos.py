@@ -1,0 +1,76 @@
+"""Names with a letter or two wrong, in a file and as an override: the place and the right name are told."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from samewise.runner.config import check
+from samewise.runner.config.check import unread
+from samewise.runner.config.compose import compose
+from samewise.runner.config.loader import config_loader, groups
+from samewise.runner.config.project import Project
+from samewise.runner.config.tree import at
+
+BASE = "experiment=resnet18_digits"
+PARTS = ("model", "optimizer", "scheduler", "recipe", "dataset", "dataset.train", "strategy", "loader", "evaluate", "checkpoint", "trace", "reproducibility")
+
+
+def misspelt(word: str, chance: random.Random) -> str:
+    """A word with one or two letters left out, put in, replaced or exchanged."""
+    for _ in range(chance.randint(1, 2)):
+        place, letter = chance.randrange(len(word)), chance.choice(string.ascii_lowercase)
+        before, one, after = word[:place], word[place], word[place + 1 :]
+        word = before + chance.choice([after, letter + one + after, letter + after, after[:1] + one + after[1:]]) or word
+    return word
+
+
+def cases(count: int, seed: int) -> Iterator[tuple[str, str, list[str], list[str]]]:
+    """The right name, the wrong one, and what to give: lines of a file (the wrong one in the last), or an override."""
+    chance, project = random.Random(seed), Project(Path.cwd())
+    whole, choices = compose([BASE], project=project).whole, groups(config_loader(project))
+    keys = [f"{part}.{key}" for part in PARTS for key in (at(whole, part) or {}) if not key.startswith("_") and len(key) > 2]
+    for number in range(count):
+        group, path = chance.choice(["model", "optimizer", "scheduler", "dataset", "recipe", "precision"]), chance.choice(keys)
+        is_choice = chance.random() < 0.3
+        above, _, right = path.rpartition(".") if not is_choice else (group, "", chance.choice(choices[group]))
+        wrong = misspelt(right, chance)
+        if wrong in (right, *choices[group]) or not wrong.isidentifier():
+            continue
+        parts = above.split(".")
+        if number % 2:
+            yield right, wrong, [], [f"{group}={wrong}" if is_choice else f"+{path.removesuffix(right)}{wrong}=1"]
+        elif is_choice:
+            yield right, wrong, [f"  - override /{group}: {wrong}"], []
+        else:
+            yield right, wrong, [*(f"{'  ' * depth}{part}:" for depth, part in enumerate(parts)), f"{'  ' * len(parts)}{wrong}: 1"], []
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(400, marks=pytest.mark.slow)])
+def test_a_typo_is_told_with_its_place_and_the_right_name(count: int, tmp_path: Path) -> None:
+    file, tried, missed = tmp_path / "configs" / "experiment" / "typo.yaml", 0, list[tuple[str, str, str]]()
+    file.parent.mkdir(parents=True)
+    for right, wrong, lines, overrides in cases(count, seed=count):
+        given = overrides or ["experiment=typo"]
+        if lines:
+            file.write_text("\n".join(["# @package _global_", "# A typo", "defaults:", "  - resnet18_digits", *lines]))
+        else:
+            given = [BASE, *given]
+        project = Project(tmp_path, configs=(tmp_path / "configs",))
+        composed = compose(given, project=project, strict=False)
+        problems = [*check.problems(composed, project), *unread.cautions(composed)]
+        tried += 1
+        assert problems, (right, wrong, given)
+        if lines:
+            number = len(file.read_text().splitlines())
+            assert f"{file}:{number}" in {problem.where for problem in problems}, (wrong, problems)
+        else:
+            assert any(wrong in f"{problem.path} {problem.value}" for problem in problems), (wrong, problems)
+        if not any(f"'{right}'" in problem.hint or f".{right}'" in problem.hint for problem in problems):
+            missed.append((right, wrong, problems[0].hint))
+    assert tried > count * 0.7
+    assert len(missed) <= 0.05 * tried, missed
