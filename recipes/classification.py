@@ -105,7 +105,7 @@ class Classification(Recipe):
         return batch
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
-        """The loss summed over the B images, in float32 whatever the precision of the model."""
+        """The loss summed over the B images, in float32 whatever the precision of the model; `accuracy` counts those that it gets right as it trains."""
         logits = self._logits(model, batch)
         if self.criterion is None:
             total = F.cross_entropy(logits, batch["label"], reduction="sum", label_smoothing=self.label_smoothing)
@@ -114,7 +114,7 @@ class Classification(Recipe):
             if self.label_smoothing:
                 label = (1.0 - self.label_smoothing) * shares(label, logits) + self.label_smoothing / logits.shape[1]
             total = self._each(self.criterion, logits, label).sum()
-        return Loss(total, count=len(logits))
+        return Loss(total, count=len(logits), parts={"accuracy": _hits(logits.detach(), batch["label"])})
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
         logits = self._logits(model, batch)
@@ -364,6 +364,12 @@ def _check_range(labels: Tensor, classes: int, reason: str) -> None:
                 "set dataset.num_classes to the number of classes, counted from 0",
             )
         )
+
+
+def _hits(logits: Tensor, label: Tensor) -> Tensor:
+    """int64[]: of how many images the largest logit is the label's, or the likeliest label's."""
+    prediction = logits.argmax(1)
+    return (prediction == (label if label.dim() == 1 else _likeliest_label(label, prediction))).sum()
 
 
 def _likeliest_label(labels: Tensor, prediction: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ class Outcome:
 
     Args:
         step: Counts from 1.
-        losses: By name, each the mean over what the recipe counts.
+        losses: By name, the loss and its parts (an accuracy among them), each the mean over what the recipe counts.
         count: How much that was.
         gradient_norms: The 2-norm of each phase's gradient before clipping, by name, in the order of the phases: `gradient_norm`, `generator/gradient_norm`.
         batch: A digest of the batch as it was loaded; 0 where the step is not traced.

@@ -33,7 +33,10 @@ class Tally:
     @classmethod
     def of(cls, loss: Loss, *, nominal: float, seen: tuple[tuple[int, int], ...] = ()) -> Tally:
         """A micro-batch's, whose loss was divided by `nominal` before its backward pass."""
-        return cls(loss.count, nominal, {"loss": loss.total.item(), **{name: value.item() for name, value in loss.parts.items()}}, seen)
+        if not loss.parts:
+            return cls(loss.count, nominal, {"loss": loss.total.item()}, seen)
+        values = torch.stack([one.detach().double() for one in (loss.total, *loss.parts.values())])  # together: each copy waits for the device
+        return cls(loss.count, nominal, dict(zip(("loss", *loss.parts), values.tolist(), strict=True)), seen)
 
     @property
     def weight(self) -> float:

@@ -140,6 +140,15 @@ def test_a_model_that_gives_no_numbers_is_never_right():
     assert math.isnan(told["loss"])
 
 
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_right_answers_in_training_are_counted_of_hard_and_of_soft_labels(soft: bool):
+    images, labels, logits = drawn()
+    given = torch.nn.functional.one_hot(labels, logits.shape[1]) * 0.7 + 0.1 if soft else labels
+    found = Classification().loss(Fixed(logits), {"image": images, "label": given}, Phase("train"))
+    assert found.parts["accuracy"] == (logits.numpy().argmax(1) == labels.numpy()).sum()
+    assert 0 < found.parts["accuracy"] < len(labels)
+
+
 def test_an_empty_split_is_an_error():
     with pytest.raises(DataError, match="empty"):
         Classification().scores(None).compute()
