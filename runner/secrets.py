@@ -7,6 +7,8 @@ import sys
 import unicodedata
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import PurePath
 from typing import Any, TextIO, cast
 
 HIDDEN = "***"
@@ -20,6 +22,11 @@ _USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@'\"]+)(?=@)")
 _QUERY = re.compile(r"([?&](?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)=)([^\s&'\"]+)", re.IGNORECASE)
 _GIVEN = re.compile(rf"((?<![\w.-])(?:--)?(?:{_NAMES})=['\"]?|['\"](?:{_NAMES})['\"]: *['\"]?|^\s*(?:{_NAMES}): *['\"]?)([^\s&'\",;}}\]]+)", re.MULTILINE)
 _PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?s:.*?)(?=-----END [A-Z ]*PRIVATE KEY|\Z)")
+SECRET_FILES = (
+    *(".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
+    *("*credential*", "*secret*", "*password*", ".netrc", ".pgpass", ".npmrc", ".pypirc", "*.tfstate", "*kubeconfig*"),
+)
+"""Names of files and folders, in lower case, that are neither recorded nor handed on."""
 _NOTHING = ("null", "None", "none", "true", "false", HIDDEN, "")
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Characters that turn the direction of writing, so that a line reads as another."""
@@ -32,9 +39,19 @@ def redact(text: str) -> str:
     return _GIVEN.sub(_starred, text) if _KEY.search(text) else text
 
 
+def redact_yaml(text: str) -> str:
+    """The same of YAML, which stays YAML: a bare `***` would be an alias there."""
+    return re.sub(r"(?m)([:-] +)\*\*\*(?=\s*$)", rf"\1'{HIDDEN}'", redact(text))
+
+
 def without_keys(text: str) -> str:
     """The text, often a diff, less the private keys in it."""
     return _PRIVATE_KEY.sub(rf"\1{HIDDEN}", text)
+
+
+def looks_secret(path: PurePath) -> bool:
+    """Whether a file, or a folder that it is in, is called as those are that hold secrets."""
+    return any(fnmatchcase(part.lower(), pattern) for part in path.parts for pattern in SECRET_FILES)
 
 
 def redact_values(value: Any) -> Any:

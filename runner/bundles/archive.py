@@ -16,7 +16,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,8 +26,10 @@ from samewise.runner.records.files import LARGEST, misfit, open_to_read, parse_j
 
 RUN = "run"
 """The folder in a bundle that is the run's own."""
-CODE = "code"
-"""The folder with samewise's and the user's own code, importable."""
+CODE, OWN = "code", "own"
+"""The folders with the user's code and with samewise's, importable."""
+FACTS, LOCK, DATA = "bundle.json", "requirements.txt", "data.json"
+"""What the run was and came to, the versions of all packages, the files of the data."""
 MANIFEST, IDENTITY = "manifest.json", "manifest.sha256"
 FORMAT = 1
 _SHAPE = {"format": int, "parts": {str: {"bytes": int, "sha256": shapes.SHA256}}}
@@ -50,7 +52,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
         ConfigError: the file is there already, or cannot be written.
     """
     listed = {name: _facts(part) for name, part in sorted(parts.items())}
-    manifest = (json.dumps({"format": FORMAT, "parts": listed}, indent=1, sort_keys=True) + "\n").encode()
+    manifest = _dumped({"format": FORMAT, "parts": listed})
     identity = hashlib.sha256(manifest).hexdigest()
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
@@ -82,6 +84,10 @@ def _facts(part: Part) -> dict[str, Any]:
         return {"bytes": os.fstat(handle.fileno()).st_size, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
 
 
+def _dumped(manifest: Any) -> bytes:
+    return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+
+
 def _append(handle: BinaryIO, name: str, part: Part) -> None:
     size = len(part) if isinstance(part, bytes) else part.stat().st_size
     handle.write(_header(name, size))
@@ -108,22 +114,19 @@ class Contents:
     Args:
         identity: The SHA-256 of its manifest.
         parts: By name, size and SHA-256.
-        texts: The small parts that were asked for.
     """
 
     identity: str
     parts: Mapping[str, Mapping[str, Any]]
-    texts: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
 
-def unpack(file: Path, into: Path | None = None, *, expect: str | None = None, wanted: tuple[str, ...] = ()) -> Contents:
+def unpack(file: Path, into: Path | None = None, *, expect: str | None = None) -> Contents:
     """Hold each part against the manifest, and write it below a folder where one is given.
 
     Args:
         file: The bundle.
         into: A folder that is empty or not there; it is removed where anything is wrong.
         expect: The identity that it must have.
-        wanted: Names of parts to give back.
 
     Raises:
         ConfigError: it is no bundle; or parts of it were altered, added, removed or renamed, each of which is named.
@@ -132,8 +135,8 @@ def unpack(file: Path, into: Path | None = None, *, expect: str | None = None, w
     if handle is None:
         raise ConfigError(Problem(str(file), "there is no such file", expected="a bundle"))
     with handle:
-        reading = _Reading(file, handle, into, wanted)
         try:
+            reading = _Reading(file, handle, into)
             contents, problems = reading.contents, reading.problems()
         except OSError as error:
             contents, problems = None, [Problem(str(file), f"cannot be unpacked: {error.strerror}", hint="free some space, or choose another folder")]
@@ -150,10 +153,10 @@ def unpack(file: Path, into: Path | None = None, *, expect: str | None = None, w
 class _Reading:
     """One pass over a bundle."""
 
-    def __init__(self, file: Path, handle: BinaryIO, into: Path | None, wanted: tuple[str, ...]) -> None:
-        self._file, self._handle, self._into, self._wanted = file, handle, into, wanted
+    def __init__(self, file: Path, handle: BinaryIO, into: Path | None) -> None:
+        self._file, self._handle, self._into = file, handle, into
         self._size = os.fstat(handle.fileno()).st_size
-        self._found = dict[str, str]()
+        self._found = dict[str, Mapping[str, Any]]()
         self._problems = list[Problem]()
         members = self._members()
         manifest = self._small(members, MANIFEST)
@@ -168,14 +171,14 @@ class _Reading:
         for name, read in self._members_left:
             self._take(name, read)
         listed, found = self.contents.parts, self._found
-        altered = [name for name in listed if name in found and found[name] != listed[name]["sha256"]]
+        altered = [name for name in listed if name in found and found[name] != listed[name]]
         added, missing = [name for name in found if name not in listed], [name for name in listed if name not in found]
         if not self._agrees:
-            name, other = (MANIFEST, IDENTITY) if altered or added or missing else (IDENTITY, MANIFEST)
+            name, other = (MANIFEST, IDENTITY) if altered or added or missing or not self._is_written_so else (IDENTITY, MANIFEST)
             self._problems.insert(0, Problem(name, f"was altered: it does not agree with {other}"))
-        self._problems += [Problem(name, "was altered", found[name], f"SHA-256 {listed[name]['sha256']}") for name in altered]
+        self._problems += [Problem(name, "was altered", found[name]["sha256"], f"SHA-256 {listed[name]['sha256']}") for name in altered]
         for name in missing:
-            renamed = next((one for one in added if found[one] == listed[name]["sha256"]), None)
+            renamed = next((one for one in added if found[one] == listed[name]), None)
             self._problems.append(Problem(name, "is missing", hint=f"{renamed} has its content" if renamed else ""))
         self._problems += [Problem(name, "was added: the manifest does not name it") for name in added]
         return self._problems
@@ -184,7 +187,7 @@ class _Reading:
         if name in self._found or name in (MANIFEST, IDENTITY):
             self._problems.append(Problem(name, "is there twice"))
             return
-        digest, kept = hashlib.sha256(), bytearray()
+        digest, size = hashlib.sha256(), 0
         with contextlib.ExitStack() as stack:
             target = None
             if self._into is not None and name in self.contents.parts:
@@ -193,13 +196,10 @@ class _Reading:
                 target = stack.enter_context(open(place, "xb"))
             for chunk in read():
                 digest.update(chunk)
+                size += len(chunk)
                 if target:
                     target.write(chunk)
-                if name in self._wanted and len(kept) <= LARGEST:
-                    kept += chunk
-        self._found[name] = digest.hexdigest()
-        if name in self._wanted:
-            self.contents.texts[name] = bytes(kept)
+        self._found[name] = {"bytes": size, "sha256": digest.hexdigest()}
 
     def _members(self) -> Iterator[tuple[str, Callable[[], Iterator[bytes]]]]:
         """Each part's name, and what reads it; its header, the space behind it and the archive's end are held against what is written there."""
@@ -223,7 +223,7 @@ class _Reading:
     def _small(self, members: Iterator[tuple[str, Callable[[], Iterator[bytes]]]], name: str) -> bytes:
         found, read = next(members, ("", lambda: iter(())))
         if found != name:
-            hint = "" if self._problems or name == IDENTITY else "`samewise bundle RUN --out FILE` makes one"
+            hint = "" if name == IDENTITY else "`samewise bundle RUN --out FILE` makes one"
             raise ConfigError(
                 Problem(f"{self._file}: {name}", "is not where it is in a bundle: this is none, or it was altered", found or "nothing", name, hint)
             )
@@ -241,11 +241,18 @@ class _Reading:
         except ValueError as error:
             value, wrong = {}, str(error)
         names: Mapping[str, Any] = {} if wrong else value["parts"]
+        self._is_written_so = _dumped(value) == manifest
         if not wrong and self._agrees and value["format"] != FORMAT:
             raise ConfigError(Problem(f"{self._file}: {MANIFEST}", "the bundle has a different format", value["format"], str(FORMAT), "use a newer samewise"))
         if not wrong:
             strange = next((name for name in names if not _is_safe(name, names)), None)
-            wrong = "it names another format" if value["format"] != FORMAT else f"it names {strange!r}, which is no place in a bundle" if strange else ""
+            wrong = (
+                "it names another format"
+                if value["format"] != FORMAT
+                else f"it names {strange!r}, which is no place in a bundle"
+                if strange is not None
+                else ""
+            )
         if wrong:
             raise DamagedFile(Problem(f"{self._file}: {MANIFEST}", f"{'is none of a bundle' if self._agrees else 'was altered'}: {wrong}"))
         return names

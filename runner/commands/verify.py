@@ -45,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="take the run from this MLflow store (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
+    parser.add_argument("--project", type=Path, metavar="FOLDER", help="the folder of the pyproject.toml with your own packages (default: the current one)")
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -114,7 +115,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     said = [*(f"{folder.path}: {one}" for one in altered), *map(str, partings), *([f"{folder.path}: {comparison.missing}"] if comparison.missing else [])]
     verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
-        again = build(composed, project.find(), RunFolder(Path(temporary)))
+        again = build(composed, project.find(args.project), RunFolder(Path(temporary)))
         said += [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
         foreign = environment.differences(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment)
         if foreign and not args.anyway:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder
 
 _LARGE = 16 << 20  # bytes; a file of this size is data that lies in a package, and is linked
-_CONFIGS = "project_configs"
+CONFIGS = "project_configs"
+"""The folder in it that holds the project's config files."""
 
 
 def snapshot(sweep: SweepFolder) -> Path:
@@ -31,25 +32,15 @@ def snapshot(sweep: SweepFolder) -> Path:
     Returns:
         The folder with the copy, one for each state of the code.
     """
-    import samewise
-
     packages, configs = sweep.facts.get("packages", ()), sweep.facts.get("configs", ())
-    folders = {"samewise": Path(samewise.__path__[0])}
-    reached = sources.files_in(sweep.sources)
-    for name in dict.fromkeys([*(package.partition(".")[0] for package in packages), *(label.partition("/")[0] for label in reached if "/" in label)]):
-        if (folder := _own(name)) is not None:
-            folders[name] = folder
-    found = [(Path(name, file.relative_to(folder)), file) for name, folder in folders.items() for file in _files(folder)]
-    found += [(Path(label), file) for label in reached if "/" not in label and (file := sources.place(label)) is not None]
-    for folder in reversed(configs):  # the first, copied last, lies on top
-        found += [(Path(_CONFIGS, file.relative_to(folder)), file) for file in _files(Path(folder))]
-    settings = _settings(packages, bool(configs))
+    found = collected(packages, [Path(folder) for folder in configs], sources.files_in(sweep.sources))
+    settings = settings_text(packages, has_configs=bool(configs))
     target = sweep.path.absolute() / "code" / _digest(found, settings)
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         making = target.with_name(f".{uuid.uuid4().hex}")
         _copy(found, making)
-        (making / _CONFIGS).mkdir(exist_ok=True)
+        (making / CONFIGS).mkdir(exist_ok=True)
         (making / "pyproject.toml").write_text(settings, encoding="utf-8")
         try:
             making.rename(target)
@@ -58,6 +49,28 @@ def snapshot(sweep: SweepFolder) -> Path:
             if not target.is_dir():  # else another process was quicker
                 raise
     return target
+
+
+def collected(packages: Sequence[str], configs: Sequence[Path], reached: Iterable[str]) -> list[tuple[Path, Path]]:
+    """The files of which such a copy is made, each with its place in it.
+
+    Args:
+        packages: The user's own.
+        configs: Config folders, the first searched first.
+        reached: Names of other files that belong to it.
+    """
+    import samewise
+
+    folders = {"samewise": Path(samewise.__path__[0])}
+    labels = list(reached)
+    for name in dict.fromkeys([*(package.partition(".")[0] for package in packages), *(label.partition("/")[0] for label in labels if "/" in label)]):
+        if (folder := _own(name)) is not None:
+            folders[name] = folder
+    found = [(Path(name, file.relative_to(folder)), file) for name, folder in folders.items() for file in _files(folder)]
+    found += [(Path(label), file) for label in labels if "/" not in label and (file := sources.place(label)) is not None]
+    for folder in reversed(configs):  # the first, copied last, lies on top
+        found += [(Path(CONFIGS, file.relative_to(folder)), file) for file in _files(folder)]
+    return found
 
 
 def variables(code: Path) -> Mapping[str, str]:
@@ -86,8 +99,9 @@ def _files(folder: Path) -> Iterator[Path]:
             yield from (Path(at, name) for name in sorted(names) if not name.startswith("."))
 
 
-def _settings(packages: Sequence[str], has_configs: bool) -> str:
-    lines = ["[tool.samewise]", f"packages = {json.dumps(list(packages))}", *([f'configs = "{_CONFIGS}"'] if has_configs else [])]
+def settings_text(packages: Sequence[str], *, has_configs: bool) -> str:
+    """Its pyproject.toml."""
+    lines = ["[tool.samewise]", f"packages = {json.dumps(list(packages))}", *([f'configs = "{CONFIGS}"'] if has_configs else [])]
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from samewise.runner.records import own_code
-from samewise.runner.secrets import redact, without_keys
+from samewise.runner.secrets import SECRET_FILES, redact, without_keys
 
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
 """The packages whose version can change a result."""
@@ -85,9 +85,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
 RECORDS_DIFF = "SAMEWISE_GIT_DIFF"
 """An environment variable: "0" leaves the diff of uncommitted work out of the record."""
 
-_SECRET_FILES = (".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*")
-_SECRET_WORDS = ("*credential*", "*secret*", "*password*", ".netrc", ".pgpass", ".npmrc", ".pypirc", "*.tfstate", "*kubeconfig*")
-_LEFT_OUT = [f":(top,exclude,icase,glob)**/{name}{below}" for name in (*_SECRET_FILES, *_SECRET_WORDS) for below in ("", "/**")]
+_LEFT_OUT = [f":(top,exclude,icase,glob)**/{name}{below}" for name in SECRET_FILES for below in ("", "/**")]
 
 
 def git_state(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""What goes into a bundle: all that a finished run needs to be trained again elsewhere, and to be compared. Imports torch."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from samewise.runner.bundles import data_files, description, locked
+from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, OWN, RUN, Part
+from samewise.runner.config import saved
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.launchers.snapshot import CONFIGS, collected, settings_text
+from samewise.runner.records import checkpoint, environment, own_code, shapes, sources
+from samewise.runner.records.files import read_json, read_text
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.roots import alterations
+from samewise.runner.secrets import looks_secret, redact, redact_values, redact_yaml, without_keys
+
+_CHECKED_OUT = "check out the code that it was trained with (environment.json has the commit), or train again with `samewise train --fresh`"
+
+
+def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, hash_data: bool = True) -> dict[str, Part]:
+    """The parts of a run's bundle, less passwords, tokens and what looks like a file of secrets.
+
+    Args:
+        folder: A finished run's.
+        project: Whose packages and config folders go along.
+        with_weights: Take the best and the last checkpoint along, and not only their digests.
+        hash_data: Read all files of the data for their SHA-256.
+
+    Raises:
+        ConfigError: the run is not finished, has no trace, was altered since, or code or versions are other than it was trained with.
+    """
+    summary = _sound(folder)
+    recorded: dict[str, Any] = read_json(folder.environment, shapes.ENVIRONMENT) or {}
+    pins = locked.pins([*recorded.get("libraries", {}), *(label.partition("/")[0].removesuffix(".py") for label in sources.files_in(folder.sources))])
+    _require_the_same(folder, recorded, pins)
+    composed = saved.config_of(folder)
+    facts = {
+        "name": folder.path.parent.name,
+        "label": composed.label,
+        "fingerprint": summary.get("fingerprint", folder.path.name),
+        "level": summary["level"],
+        "steps": summary["steps"],
+        "weights_sha256": summary["weights_sha256"],
+        "checkpoints_sha256": summary.get("checkpoints_sha256", {}),
+        "trace_sha256": summary.get("trace_sha256"),
+        "python": platform.python_version(),
+        "packages": list(project.packages),
+    }
+    data = {"splits": recorded.get("data", {}), "files": data_files.listed(composed.whole, hashed=hash_data)}
+    parts: dict[str, Part] = {FACTS: _json(facts), DATA: _json(data), LOCK: locked.text(pins, platform.python_version()).encode()}
+    parts |= {f"{RUN}/{path.name}": _cleaned(path) for path in (folder.config, folder.environment, folder.sources, folder.summary) if path.exists()}
+    parts |= {f"{RUN}/{path.name}": path for path in (folder.trace, folder.metrics) if path.exists()}
+    parts |= dict(_code(folder, project))
+    if with_weights:
+        parts |= dict(_weights(folder))
+    parts |= {name: _json(value) for name, value in description.of(facts, data, folder, parts).items()}
+    return parts
+
+
+def _sound(folder: RunFolder) -> Mapping[str, Any]:
+    summary: dict[str, Any] | None = read_json(folder.summary, shapes.SUMMARY)
+    if summary is None or summary["status"] != "finished":
+        raise ConfigError(Problem(str(folder.path), "the run is not finished", hint="give its `samewise train` command again to train it to the end"))
+    if not folder.trace.is_file():
+        raise ConfigError(Problem(str(folder.trace), "is missing: nothing could be compared with it", hint="train with trace.every_steps=1"))
+    altered = alterations(folder)
+    if altered:
+        raise ConfigError(*(Problem(str(folder.path), said) for said in altered.values()))
+    return summary
+
+
+def _require_the_same(folder: RunFolder, recorded: Mapping[str, Any], pins: Mapping[str, str]) -> None:
+    """What goes into the bundle is what is here now, so that has to be what the run was trained with."""
+    changed = sources.list_changes(folder.sources) + own_code.changes(recorded)
+    problems = [Problem(str(folder.path), f"cannot be bundled with the code that is here: {said}", hint=_CHECKED_OUT) for said in changed]
+    trained_with = {name: recorded.get("versions", {}).get(name) for name in environment.NUMERIC} | recorded.get("libraries", {})
+    for name, version in trained_with.items():
+        here = pins.get(locked.canonical(name))
+        if version and here != version:
+            problems.append(
+                Problem(str(folder.path), f"was trained with {name} {version}, and {here or 'none'} is installed here", hint=f"install {name}=={version}")
+            )
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
+    """Samewise's own files, and the user's: packages, what else the run reaches, config folders."""
+    reached = sources.files_in(folder.sources)
+    has_configs = False
+    for name, file in sorted(dict(collected(project.packages, project.configs, reached)).items()):
+        if name.parts[0] == "samewise":
+            yield f"{OWN}/{name.as_posix()}", file
+            continue
+        why = _secret_in(name, file)
+        if not why:
+            has_configs |= name.parts[0] == CONFIGS
+            yield f"{CODE}/{name.as_posix()}", file
+        elif name.as_posix() in reached:
+            raise ConfigError(Problem(str(file), f"{why}, and the run needs this file", hint="keep what is secret in a file that is no code"))
+        else:
+            print(f"warning: {file} is left out: it {why}", file=sys.stderr)
+    yield f"{CODE}/pyproject.toml", settings_text(project.packages, has_configs=has_configs).encode()
+
+
+def _secret_in(name: Path, file: Path) -> str:
+    """Why a file of the user's is not handed on; empty where it may be."""
+    if looks_secret(name):
+        return "is called like a file of secrets"
+    text = file.read_bytes().decode("utf-8", "replace")
+    if without_keys(text) != text:
+        return "has a private key in it"
+    if file.suffix in (".yaml", ".yml"):
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = None
+        return "has a password or a token in it" if redact(text) != text or redact_values(value) != value else ""
+    return ""
+
+
+def _weights(folder: RunFolder) -> Iterator[tuple[str, Part]]:
+    chosen = {checkpoint.choose_checkpoint(folder.checkpoints, which).path for which in ("best", "last")}
+    for path in sorted(chosen):
+        yield from ((f"{RUN}/checkpoints/{path.name}/{file.relative_to(path).as_posix()}", file) for file in sorted(path.rglob("*")) if file.is_file())
+
+
+def _cleaned(path: Path) -> bytes:
+    text = read_text(path) or ""
+    return without_keys(redact_yaml(text) if path.suffix == ".yaml" else redact(text)).encode()
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()

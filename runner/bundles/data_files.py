@@ -1,0 +1,91 @@
+"""Which files a run's data are, by name, size and SHA-256: the files themselves stay where they are. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.config.fingerprint import is_outside
+from samewise.runner.config.tree import flat
+from samewise.runner.errors import ConfigError, Problem
+
+Files = dict[str, dict[str, Any]]
+_TOLD = 10
+_LARGE = 1 << 30
+
+
+def listed(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Files]:
+    """For each setting of the data set that names a place on this machine: the files there.
+
+    Args:
+        whole: The config.
+        hashed: Read them for their SHA-256.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    found = dict[str, Files]()
+    for key, place in places(whole).items():
+        files = dict(_below(place))
+        size = sum(file.stat().st_size for file in files.values())
+        if hashed and size > _LARGE:
+            print(f"hashing the data of {key}: {len(files)} files, {size / 1e9:.1f} GB; --no-data-hashes leaves that out", file=sys.stderr)
+        found[key] = {name: _facts(file, hashed=hashed) for name, file in files.items()}
+    return found
+
+
+def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
+    """Refuse data that are not those of the manifest; how many files agree.
+
+    Raises:
+        ConfigError: files are missing, others, or more than there were; the first few are named.
+    """
+    here, problems, agreeing = places(whole), list[Problem](), 0
+    for key, files in manifest.items():
+        if key not in here:
+            problems.append(
+                Problem(key, "the run's data are not here", hint=f"{key}=PLACE says where: {len(files)} files, such as {next(iter(files), 'none')}")
+            )
+            continue
+        present = dict(_below(here[key]))
+        wrong = [f"{name} is missing" for name in files if name not in present]
+        wrong += [f"{name} has other content" for name in files if name in present and not _agrees(present[name], files[name])]
+        wrong += [f"{name} was not there" for name in present if name not in files]
+        agreeing += len(files)
+        more = f", and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
+        if wrong:
+            problems.append(Problem(key, f"the data are not those that the run was trained with: {'; '.join(wrong[:_TOLD])}{more}", str(here[key])))
+    if problems:
+        raise ConfigError(*problems)
+    return agreeing
+
+
+def places(whole: Mapping[str, Any]) -> dict[str, Path]:
+    """The settings of the data set that name a place on this machine where there is something."""
+    named = {name: value for name, value in flat({"dataset": whole.get("dataset") or {}}, lists=False) if isinstance(value, str) and value and is_outside(name)}
+    return {name: place for name, value in named.items() if (place := Path(value).expanduser()).exists()}
+
+
+def _below(place: Path) -> Iterator[tuple[str, Path]]:
+    if place.is_file():
+        yield place.name, place
+        return
+    for at, folders, names in os.walk(place, followlinks=True):
+        folders.sort()
+        yield from (((file := Path(at, name)).relative_to(place).as_posix(), file) for name in sorted(names) if Path(at, name).is_file())
+
+
+def _facts(file: Path, *, hashed: bool) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as handle:
+            return {"bytes": os.fstat(handle.fileno()).st_size, **({"sha256": hashlib.file_digest(handle, "sha256").hexdigest()} if hashed else {})}
+    except OSError as error:
+        raise ConfigError(Problem(str(file), f"cannot be read: {error.strerror}")) from None
+
+
+def _agrees(file: Path, facts: Mapping[str, Any]) -> bool:
+    return file.stat().st_size == facts["bytes"] and _facts(file, hashed="sha256" in facts) == facts

@@ -1,0 +1,77 @@
+"""The environment as exact versions: samewise's dependencies, theirs, and what the user's own code imports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from samewise.runner.errors import ConfigError, Problem
+
+_PIN = re.compile(r"[a-z0-9][a-z0-9.-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as pip compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(imported: Iterable[str]) -> dict[str, str]:
+    """The version of each distribution that a run needs, by name, as installed here.
+
+    Args:
+        imported: Distributions, or importable packages, beside samewise's own dependencies.
+    """
+    owners = metadata.packages_distributions()
+    todo = [("samewise", extra) for extra in ("", *_extras("samewise"))]
+    todo += [(owner, "") for name in imported for owner in owners.get(name, [name])]
+    found, seen = dict[str, str](), set[tuple[str, str]]()
+    while todo:
+        name, extra = todo.pop()
+        if (canonical(name), extra) in seen:
+            continue
+        seen.add((canonical(name), extra))
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # not for this platform, or an extra that is not installed
+        found[canonical(name)] = distribution.version
+        for requirement in map(_parsed, distribution.requires or ()):
+            if requirement and (requirement.marker is None or requirement.marker.evaluate({"extra": extra})):
+                todo += [(requirement.name, one) for one in ("", *requirement.extras)]
+    found.pop("samewise", None)  # its code goes along
+    return dict(sorted(found.items()))
+
+
+def text(pins: Mapping[str, str], python: str) -> str:
+    """As a file of requirements."""
+    return "".join([f"# Python {python}\n", *(f"{name}=={version}\n" for name, version in pins.items())])
+
+
+def read(text: str) -> list[str]:
+    """The pins in such a file, each `name==version` and nothing else that pip would take.
+
+    Raises:
+        ConfigError: a line is something else, such as an address or an option.
+    """
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    wrong = [line for line in lines if not _PIN.fullmatch(line)]
+    if wrong:
+        raise ConfigError(*(Problem("requirements.txt", "is not one version of a package", line, "name==version") for line in wrong[:5]))
+    return lines
+
+
+def _extras(name: str) -> list[str]:
+    try:
+        return metadata.metadata(name).get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _parsed(line: str) -> Requirement | None:
+    try:
+        return Requirement(line)
+    except InvalidRequirement:
+        return None

@@ -1,0 +1,85 @@
+"""An unpacked bundle trained again: in a virtual environment of its own with the packages that it names, or in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from samewise.runner.bundles import locked
+from samewise.runner.bundles.archive import CODE, LOCK, OWN
+from samewise.runner.errors import ConfigError, Problem
+
+_LEFT_OUT = ("PYTHON", "VIRTUAL_ENV", "SAMEWISE_PROJECT")
+_INDEX = "pip asks the index that its configuration names; PIP_EXTRA_INDEX_URL adds one, such as PyTorch's for builds like 2.9.0+cpu"
+
+
+def make_environment(folder: Path, *, python: str) -> Path:
+    """A virtual environment with the versions that a bundle names; its interpreter.
+
+    Args:
+        folder: The unpacked bundle, in which it is made.
+        python: The version of Python that the run was trained with.
+
+    Raises:
+        ConfigError: there is no such Python, or a package cannot be installed.
+    """
+    pins = locked.read((folder / LOCK).read_text(encoding="utf-8"))
+    place = folder / "environment"
+    interpreter = place / "bin" / "python"
+    print(f"making an environment with Python {python} and {len(pins)} packages in {place}: minutes, and gigabytes", file=sys.stderr, flush=True)
+    _done([_python(python), "-m", "venv", str(place)], "python -m venv")
+    install = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    _done([*install, "--requirement", str(folder / LOCK)], "pip install")
+    return interpreter
+
+
+def train_in(interpreter: Path, folder: Path, arguments: Sequence[str]) -> int:
+    """Run `samewise verify` with a bundle's own code; its exit code."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
+    variables |= {"PYTHONPATH": os.pathsep.join(str((folder / name).absolute()) for name in (CODE, OWN)), "PYTHONSAFEPATH": "1"}
+    return subprocess.run([str(interpreter.absolute()), "-m", "samewise", "verify", *arguments], env=variables, check=False).returncode
+
+
+@contextlib.contextmanager
+def importable(folder: Path) -> Generator[None]:
+    """A bundle's code, less samewise's own, before all else that this process imports.
+
+    Raises:
+        ConfigError: a package of that name was imported from elsewhere.
+    """
+    code = (folder / CODE).absolute()
+    names = {entry.name.removesuffix(".py") for entry in code.iterdir() if entry.is_dir() or entry.suffix == ".py"}
+    if taken := sorted(names & set(sys.modules)):
+        raise ConfigError(Problem("--here", f"{', '.join(taken)} of another place is imported already", hint="leave out --here"))
+    sys.path.insert(0, str(code))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(code))
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            del sys.modules[name]
+
+
+def _python(version: str) -> str:
+    """An interpreter of the same minor version: this one, or one on the PATH."""
+    minor = ".".join(version.split(".")[:2])
+    if minor == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    found = shutil.which(f"python{minor}")
+    if found is None:
+        raise ConfigError(Problem("python", "the run was trained with another Python, which is not here", version, f"python{minor} on the PATH"))
+    return found
+
+
+def _done(command: Sequence[str], name: str) -> None:
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(_LEFT_OUT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    if done.returncode:
+        said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line]
+        errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["no reason given"]
+        raise ConfigError(Problem(LOCK, f"{name} failed: {errors[-1]}", hint=_INDEX))

@@ -1,0 +1,84 @@
+"""A bundle's signature, beside it in FILE.sig: OpenSSF's model-signing with a key of one's own, offline. What is signed is the digests of all parts.
+
+Anyone can check it without samewise: unpack the bundle with `tar`, then `model_signing verify key FOLDER --signature FILE.sig --public-key KEY`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.bundles.archive import taken
+from samewise.runner.errors import ConfigError, Problem, first_line
+
+_MAKES = "openssl ecparam -name prime256v1 -genkey -noout -out KEY; openssl ec -in KEY -pubout -out KEY.pub"
+
+
+def signature_of(bundle: Path) -> Path:
+    """Where a bundle's signature lies."""
+    return bundle.with_name(f"{bundle.name}.sig")
+
+
+def require_signer(key: Path) -> None:
+    """Refuse what would fail only once the work is done.
+
+    Raises:
+        ConfigError: the package is not installed, or there is no such key.
+    """
+    missing = [name for name in ("model_signing", "OpenSSL") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(Problem("--sign" if key.suffix != ".pub" else "--key", "needs OpenSSF's model-signing", hint="pip install 'samewise[sign]'"))
+    if not key.is_file():
+        raise ConfigError(Problem(str(key), "there is no such key", expected="an elliptic-curve key as PEM", hint=_MAKES))
+
+
+def sign(folder: Path, bundle: Path, key: Path) -> Path:
+    """Sign an unpacked bundle; the signature's file.
+
+    Args:
+        folder: Its parts.
+        bundle: The file that they are from.
+        key: A private key: PEM, on curve P-256, P-384 or P-521, without a passphrase.
+
+    Raises:
+        ConfigError: the key does not do, or there is a signature already.
+    """
+    file = signature_of(bundle)
+    if file.exists():
+        raise taken(file)
+    signing: Any = importlib.import_module("model_signing.signing")
+    try:
+        signer: Any = signing.Config().use_elliptic_key_signer(private_key=key)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            Problem(str(key), f"cannot sign: {first_line(error)}", expected="a private elliptic-curve key as PEM, without a passphrase", hint=_MAKES)
+        ) from None
+    signer.sign(folder, file)
+    return file
+
+
+def require_signed(folder: Path, file: Path, key: Path) -> None:
+    """Refuse a bundle that was not signed with a key, or was altered since; the part that was altered is named.
+
+    Args:
+        folder: Its parts, each as its manifest has it.
+        file: The signature.
+        key: The public key: PEM.
+
+    Raises:
+        ConfigError: as it is said.
+    """
+    if not file.is_file():
+        raise ConfigError(Problem(str(file), "there is no signature", expected="the file that `samewise bundle --sign` writes beside the bundle"))
+    verifying: Any = importlib.import_module("model_signing.verifying")
+    try:
+        verifier: Any = verifying.Config().use_elliptic_key_verifier(public_key=key)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(Problem(str(key), f"is no public key: {first_line(error)}", expected="a public elliptic-curve key as PEM", hint=_MAKES)) from None
+    try:
+        verifier.verify(folder, file)
+    except Exception as error:  # of cryptography, protobuf, JSON and its own
+        why = first_line(error) if str(error) else "the signature was made with another key, or was altered"
+        raise ConfigError(Problem(str(file), f"is not the bundle's signature by {key}: {why}")) from None

@@ -1,0 +1,60 @@
+"""Write a finished run into one file, by which anyone can train it again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from samewise.runner.commands import add_project, project_from
+
+EXAMPLES = """examples:
+  samewise bundle 3f2a --out result.bundle                     config, code, versions, digests of data, trace, result
+  samewise bundle 3f2a --out result.bundle --with-weights      and the best and the last checkpoint
+  samewise bundle 3f2a --out result.bundle --sign key.pem      and result.bundle.sig, by OpenSSF's model-signing
+  openssl ecparam -name prime256v1 -genkey -noout -out key.pem; openssl ec -in key.pem -pubout -out key.pub
+
+The file is a tar archive: the same run gives the same bytes. Its identity, which is printed, is the SHA-256 of its manifest.json, which has that of every other
+part. Not in it: the data, passwords and tokens, and files that look like secrets. Look at what your packages hold before you hand it on: their files go along.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("run", metavar="RUN", help="a finished run: its folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; one that is there is not overwritten")
+    parser.add_argument("--with-weights", action="store_true", help="take the best and the last checkpoint along, not only their digests")
+    parser.add_argument("--no-data-hashes", action="store_true", help="list the data's files by name and size, without reading them")
+    parser.add_argument("--sign", type=Path, metavar="KEY", help="sign it with this private key (elliptic curve, PEM); needs samewise[sign]")
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_project(parser)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.bundles import archive, signing
+    from samewise.runner.config import saved
+
+    for file in (args.out, *([signing.signature_of(args.out)] if args.sign else [])):
+        if file.exists():
+            raise archive.taken(file)
+    if args.sign:
+        signing.require_signer(args.sign)
+    project = project_from(args)
+    folder = saved.find(args.run, run_root=args.run_root)
+    from samewise.runner.bundles.contents import gather
+
+    parts = gather(folder, project, with_weights=args.with_weights, hash_data=not args.no_data_hashes)
+    identity = archive.write(args.out, parts)
+    signature = None
+    if args.sign:
+        with tempfile.TemporaryDirectory(prefix="samewise-bundle-") as temporary:
+            archive.unpack(args.out, Path(temporary, "bundle"))
+            signature = signing.sign(Path(temporary, "bundle"), args.out, args.sign)
+    if args.json:
+        print(json.dumps({"file": str(args.out), "identity": identity, "parts": len(parts), "signature": signature and str(signature)}))
+        return 0
+    print(f"wrote {args.out}: {len(parts)} parts, {args.out.stat().st_size / 1e6:.1f} MB" + (f"; {signature}" if signature else ""))
+    print(f"identity {identity}\nnext:\n  samewise reproduce {args.out} --expect {identity}")
+    return 0

@@ -1,0 +1,120 @@
+"""Train what a bundle holds again, in an environment rebuilt for it, and say whether the bits are the same."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.commands import add_trust
+from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from samewise.runner.records.folder import RunFolder
+
+EXAMPLES = """examples:
+  samewise reproduce result.bundle                                  check all parts, say what it is, run nothing
+  samewise reproduce result.bundle --expect 5d1e...a9 --trust       check it, install its packages into an environment of its own, train, compare
+  samewise reproduce result.bundle --key author.pub --trust         only if result.bundle.sig was made with the author's key
+  samewise reproduce result.bundle --here --trust                   with the packages and the samewise that are installed here
+  samewise reproduce result.bundle --trust dataset.root=/data/coco  the data are here
+
+exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong, such as an altered bundle
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a file that `samewise bundle` wrote")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config, such as where the data are")
+    parser.add_argument("--expect", metavar="DIGEST", help="the identity that the bundle must have, as its author has it")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="the author's public key, with which the bundle must be signed; needs samewise[sign]")
+    parser.add_argument("--signature", type=Path, metavar="FILE", help="the signature (default: BUNDLE.sig)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="unpack and rebuild there, and keep it (default: a temporary folder)")
+    parser.add_argument("--here", action="store_true", help="use the packages and the samewise that are installed here, rebuild nothing")
+    parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
+    parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
+    add_trust(parser)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.bundles import archive, data_files, rebuilding, signing
+    from samewise.runner.config import saved
+    from samewise.runner.records.folder import RunFolder
+
+    if args.steps is not None and args.steps < 1:
+        raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
+    if args.key:
+        signing.require_signer(args.key)
+    with _place(args.out) as folder:
+        contents = archive.unpack(args.bundle, folder, expect=args.expect)
+        if args.key:
+            signing.require_signed(folder, args.signature or signing.signature_of(args.bundle), args.key)
+        facts = _facts(folder)
+        told = f"{args.bundle}: all {len(contents.parts)} parts are as its manifest has them; identity {contents.identity}"
+        print(told + (f"; signed with {args.key}" if args.key else ""), file=sys.stderr)
+        _require_trust(args, facts)
+        run = RunFolder(folder / archive.RUN)
+        files = data_files.require(json.loads((folder / archive.DATA).read_bytes())["files"], saved.config_of(run, args.overrides).whole)
+        print(f"the data are the same: {files} files; their samples' fingerprints are compared in training", file=sys.stderr)
+        if args.here:
+            with rebuilding.importable(folder):
+                return _compared_here(_line(args, run, folder), run)
+        interpreter = rebuilding.make_environment(folder, python=facts["python"])
+        return rebuilding.train_in(interpreter, folder, _line(args, run, folder))
+
+
+@contextlib.contextmanager
+def _place(out: Path | None) -> Generator[Path]:
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="samewise-reproduce-") as temporary:
+            yield Path(temporary, "bundle")
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(Problem("--out", "is there already, and is not overwritten", str(out), "a new or an empty folder"))
+    yield out
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    from samewise.runner.bundles.archive import FACTS
+    from samewise.runner.records import shapes
+    from samewise.runner.records.files import read_json
+
+    shape = {"name": str, "label": str, "steps": int, "level": str, "weights_sha256": shapes.SHA256, "python": str, "packages": [str]}
+    facts = read_json(folder / FACTS, shape)
+    if facts is None:
+        raise ConfigError(Problem(f"{folder / FACTS}", "is missing: this is no bundle of a run"))
+    return facts
+
+
+def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Nothing in it is run, and nothing installed, before its user has said so: a signature says whose it is, not that it is harmless."""
+    if args.trust:
+        return
+    does = "" if args.here else "installs the packages that it names and "
+    what = f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, weights {facts['weights_sha256'][:16]}..."
+    code = f"its own code ({', '.join(facts['packages'])})" if facts["packages"] else "no code of its own but samewise's"
+    hint = f"with --trust this command {does}runs what is in it: {code}. Add it if you trust whoever made the bundle"
+    raise ConfigError(Problem(str(args.bundle), f"nothing was run: the bundle is another's ({what})", hint=hint))
+
+
+def _line(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:
+    """For `samewise verify`."""
+    from samewise.runner.bundles.archive import CODE
+
+    options = [*(["--steps", str(args.steps)] if args.steps else []), *(["--anyway"] if args.anyway else []), *(["--json"] if args.json else [])]
+    return [str(run.path), *args.overrides, "--trust", "--project", str(folder / CODE), *options]
+
+
+def _compared_here(line: list[str], run: RunFolder) -> int:
+    from samewise.runner.commands import verify
+
+    parser = argparse.ArgumentParser()
+    verify.configure(parser)
+    return verify.verified(parser.parse_args(line), run)

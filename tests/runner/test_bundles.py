@@ -1,0 +1,248 @@
+"""A finished run in one file: the same bytes each time, without secrets; trained again it gives the same bits, or the first difference is named."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.bundles import archive, locked
+from samewise.runner.errors import ConfigError
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3", "tracking=none")
+DATA = """
+from pathlib import Path
+
+from samewise.datasets.generated import GeneratedClassification
+
+from bundled_lab.scale import FACTOR
+
+
+class Rooted(GeneratedClassification):
+    def __init__(self, root, **given):
+        super().__init__(**given)
+        self.word = Path(root, "word.txt").read_text() * FACTOR
+
+    def fingerprint(self):
+        return self.word
+"""
+TOKEN = "hf-token-of-mine"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a package, data, a finished run in `runs` and its bundle, `one.bundle`."""
+    from samewise.runner.cli import main
+
+    home = tmp_path_factory.mktemp("bundled") / "project"
+    for name, text in {
+        "pyproject.toml": '[tool.samewise]\npackages = ["bundled_lab"]\nconfigs = "configs"\n',
+        "bundled_lab/__init__.py": "",
+        "bundled_lab/data.py": DATA,
+        "bundled_lab/scale.py": "FACTOR = 2\n",
+        "bundled_lab/api_secret.json": TOKEN,
+        "bundled_lab/notes.txt": f"-----BEGIN PRIVATE KEY-----\n{TOKEN}\n-----END PRIVATE KEY-----\n",
+        "configs/tracking/ours.yaml": f"enabled: false\ntags: {{api_key: {TOKEN}}}\n",
+        "configs/tracking/theirs.yaml": "enabled: false\n",
+        "data/word.txt": "digits",
+    }.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    before, path = Path.cwd(), list(sys.path)
+    os.chdir(home)
+    try:
+        own = ("dataset.train._target_=bundled_lab.data.Rooted", f"+dataset.train.root={home}/data")
+        assert main(["train", *TINY, *own, "name=one", f"+tracking.tags.api_key={TOKEN}"]) == 0
+        assert main(["bundle", *map(str, Path("runs").glob("one/*")), "--out", "one.bundle", "--with-weights"]) == 0
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+        for name in [name for name in sys.modules if name.startswith("bundled_lab")]:
+            del sys.modules[name]
+    return home
+
+
+@pytest.fixture
+def home(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    return made
+
+
+@pytest.fixture
+def elsewhere(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another folder, where there is the bundle and nothing of the project."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(made / "one.bundle", tmp_path)
+    return tmp_path
+
+
+def identity_of(file: Path) -> str:
+    return archive.unpack(file).identity
+
+
+def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
+    run = next((home / "runs" / "one").iterdir())
+    done = samewise("bundle", run, "--out", tmp_path / "again.bundle", "--with-weights", "--json")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "again.bundle").read_bytes() == (home / "one.bundle").read_bytes()
+    said = json.loads(done.stdout)
+    with tarfile.open(tmp_path / "again.bundle") as opened:
+        manifest = opened.extractfile("manifest.json")
+        assert manifest is not None
+        assert hashlib.sha256(manifest.read()).hexdigest() == said["identity"]
+        assert {(member.mode, member.mtime, member.uid, member.type) for member in opened} == {(0o644, 0, 0, tarfile.REGTYPE)}
+    done = samewise("bundle", run, "--out", tmp_path / "again.bundle")
+    assert done.returncode == 2
+    assert "is not overwritten" in done.stderr
+
+
+def test_a_bundle_has_what_is_needed_and_no_secret(made: Path, tmp_path: Path) -> None:
+    contents = archive.unpack(made / "one.bundle", tmp_path / "parts")
+    assert {"code/bundled_lab/data.py", "code/bundled_lab/scale.py", "code/pyproject.toml", "own/samewise/runner/cli.py"} <= contents.parts.keys()
+    assert {
+        f"run/{name}" for name in ("config.yaml", "environment.json", "sources.json", "summary.json", "trace.jsonl", "metrics.jsonl")
+    } <= contents.parts.keys()
+    assert not {name for name in contents.parts if "secret.json" in name or "notes.txt" in name or "ours.yaml" in name}
+    assert "code/project_configs/tracking/theirs.yaml" in contents.parts
+    assert TOKEN.encode() not in (made / "one.bundle").read_bytes()
+    facts, data = (json.loads((tmp_path / "parts" / name).read_text()) for name in ("bundle.json", "data.json"))
+    assert facts["trace_sha256"] == contents.parts["run/trace.jsonl"]["sha256"]
+    assert facts["checkpoints_sha256"]["3"] == contents.parts["run/checkpoints/step-00000003/state.pt"]["sha256"]
+    assert data["files"] == {"dataset.train.root": {"word.txt": {"bytes": 6, "sha256": hashlib.sha256(b"digits").hexdigest()}}}
+    pins = locked.read((tmp_path / "parts" / "requirements.txt").read_text())
+    assert {"torch", "hydra-core", "mlflow"} <= {pin.partition("==")[0] for pin in pins}
+
+
+def test_the_descriptions_are_an_ro_crate_of_all_parts_and_croissant_of_the_data(made: Path, tmp_path: Path) -> None:
+    contents = archive.unpack(made / "one.bundle", tmp_path / "parts")
+    graph = {one["@id"]: one for one in json.loads((tmp_path / "parts" / "ro-crate-metadata.json").read_text())["@graph"]}
+    assert graph["ro-crate-metadata.json"]["conformsTo"] == {"@id": "https://w3id.org/ro/crate/1.1"}
+    assert graph["ro-crate-metadata.json"]["about"] == {"@id": "./"}
+    assert {"name", "description", "datePublished", "license"} <= graph["./"].keys()
+    assert {one["@id"] for one in graph["./"]["hasPart"]} == contents.parts.keys() - {"ro-crate-metadata.json"}
+    assert all(one["@id"] in graph for one in graph["./"]["hasPart"])
+    (file,) = json.loads((tmp_path / "parts" / "croissant.json").read_text())["distribution"]
+    assert (file["name"], file["sha256"]) == ("word.txt", hashlib.sha256(b"digits").hexdigest())
+
+
+def test_code_other_than_the_run_was_trained_with_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
+    file = home / "bundled_lab" / "scale.py"
+    before = file.read_text()
+    file.write_text("FACTOR = 3\n")
+    try:
+        done = samewise("bundle", next((home / "runs" / "one").iterdir()), "--out", tmp_path / "other.bundle")
+    finally:
+        file.write_text(before)
+    assert done.returncode == 2
+    assert "bundled_lab/scale.py has changed" in done.stderr
+    assert not (tmp_path / "other.bundle").exists()
+
+
+def test_a_run_that_is_not_finished_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(next((home / "runs" / "one").iterdir()), tmp_path / "one" / "half", symlinks=True)
+    (run / "summary.json").unlink()
+    done = samewise("bundle", run, "--out", tmp_path / "half.bundle")
+    assert done.returncode == 2
+    assert "is not finished" in done.stderr
+
+
+def test_a_bundle_gives_the_same_bits_with_its_own_code_and_runs_nothing_before_it_is_trusted(samewise: Callable[..., Any], elsewhere: Path) -> None:
+    done = samewise("reproduce", "one.bundle", "--here")
+    assert done.returncode == 2
+    assert "bundled_lab" in done.stderr
+    assert "--trust" in done.stderr
+    assert "bundled_lab" not in sys.modules
+    done = samewise("reproduce", "one.bundle", "--here", "--trust", "--expect", identity_of(elsewhere / "one.bundle"), "--out", "kept")
+    assert done.returncode == 0, done.stderr
+    assert "the same bits: 3 of 3 steps compared, weights" in done.stdout
+    assert (elsewhere / "kept" / "run" / "trace.jsonl").is_file()
+    assert samewise("reproduce", "one.bundle", "--here", "--trust", "--out", "kept").returncode == 2
+
+
+def test_what_differs_is_named_step_by_step(samewise: Callable[..., Any], elsewhere: Path) -> None:
+    done = samewise("reproduce", "one.bundle", "--here", "--trust", "--json", "optimizer.weight_decay=0.1")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout)["parts"]["stage"] == "weights"
+
+
+def test_other_data_are_named_before_anything_is_trained(samewise: Callable[..., Any], elsewhere: Path) -> None:
+    (elsewhere / "data").mkdir()
+    for text, words in {"pixels": "word.txt has other content", None: "word.txt is missing"}.items():
+        (elsewhere / "data" / "word.txt").unlink(missing_ok=True)
+        (elsewhere / "data" / ("word.txt" if text else "more.txt")).write_text(text or "")
+        done = samewise("reproduce", "one.bundle", "--here", "--trust", f"dataset.train.root={elsewhere}/data")
+        assert done.returncode == 2
+        assert words in done.stderr
+    assert "more.txt was not there" in done.stderr
+    assert "the run's data are not here" in samewise("reproduce", "one.bundle", "--here", "--trust", "dataset.train.root=/none").stderr
+
+
+def test_another_bundle_than_the_one_expected_is_refused(samewise: Callable[..., Any], elsewhere: Path) -> None:
+    done = samewise("reproduce", "one.bundle", "--here", "--trust", "--expect", "0" * 64)
+    assert done.returncode == 2
+    assert "another than the one expected" in done.stderr
+
+
+def test_verify_takes_a_bundle_and_holds_it_against_the_code_that_is_here(samewise: Callable[..., Any], home: Path) -> None:
+    assert "--trust" in samewise("verify", "one.bundle").stderr
+    done = samewise("verify", "one.bundle", "--trust")
+    assert done.returncode == 0, done.stderr
+    assert "the same bits: 3 of 3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "line", ["https://elsewhere/x.whl", "--index-url=https://elsewhere", "-r /etc/passwd", "torch", "a==1 --global-option=x", "a @ file:///x"]
+)
+def test_a_lock_holds_versions_and_nothing_else_that_pip_would_take(line: str) -> None:
+    assert locked.read("# Python 3.11\ntorch==2.9.0+cpu\n") == ["torch==2.9.0+cpu"]
+    with pytest.raises(ConfigError, match="is not one version of a package"):
+        locked.read(f"torch==2.9.0\n{line}\n")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("model_signing"), reason="OpenSSF's model-signing is not installed here")
+def test_a_signed_bundle_is_known_by_its_key_and_by_no_other(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
+    for name in ("mine", "other"):
+        subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", tmp_path / name], check=True)
+        subprocess.run(["openssl", "ec", "-in", tmp_path / name, "-pubout", "-out", tmp_path / f"{name}.pub"], check=True, capture_output=True)
+    file = tmp_path / "one.bundle"
+    done = samewise("bundle", next((home / "runs" / "one").iterdir()), "--out", file, "--sign", tmp_path / "mine")
+    assert done.returncode == 0, done.stderr
+    done = samewise("reproduce", file, "--here", "--trust", "--steps", 1, "--key", tmp_path / "mine.pub")
+    assert done.returncode == 0, done.stderr
+    assert "is not the bundle's signature" in samewise("reproduce", file, "--key", tmp_path / "other.pub").stderr
+    parts = tmp_path / "parts"
+    archive.unpack(file, parts)
+    (parts / "run" / "summary.json").write_text("{}")
+    given: dict[str, Path | bytes] = {
+        path.relative_to(parts).as_posix(): path for path in parts.rglob("*") if path.is_file() and not path.name.startswith("manifest.")
+    }
+    file.unlink()
+    archive.write(file, given)  # a manifest that agrees: only the signature tells
+    told = samewise("reproduce", file, "--key", tmp_path / "mine.pub")
+    assert told.returncode == 2
+    assert "run/summary.json" in told.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_a_bundle_is_trained_again_in_an_environment_of_its_own(elsewhere: Path, clean_environment: dict[str, str]) -> None:
+    """Installs torch and the rest anew, from the package index that pip is configured for: gigabytes."""
+    command = [sys.executable, "-m", "samewise", "reproduce", "one.bundle", "--trust", "--out", "kept"]
+    done = subprocess.run(command, env=clean_environment, capture_output=True, text=True, check=False)
+    if "No matching distribution" in done.stderr or "Could not find a version" in done.stderr:
+        pytest.skip(f"no package index that has all packages: {done.stderr.splitlines()[-2]}")
+    assert done.returncode == 0, done.stderr
+    assert "the same bits: 3 of 3 steps compared, weights" in done.stdout
+    assert (elsewhere / "kept" / "environment" / "bin" / "python").exists()
