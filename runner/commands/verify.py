@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, first_line
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -33,6 +33,8 @@ EXAMPLES = """examples:
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong
 """
 
+QUIET = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_epochs=null", "checkpoint.every_steps=null")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
@@ -42,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     audit = "take only parts again, each from one kept checkpoint to the next: N drawn at random (default: 2), or all"
     parser.add_argument("--audit", nargs="?", const=2, type=_parts, metavar="N|all", help=audit)
     parser.add_argument("--audit-seed", type=int, metavar="S", help="draws the same parts again (default: drawn afresh, and printed)")
+    parser.add_argument("--coarse", action="store_true", help="end at the first step that differs; else it is taken again to name the first tensor that does")
     parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="take the run from this MLflow store (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
@@ -77,8 +80,7 @@ def verified(args: argparse.Namespace, folder: RunFolder) -> int:
     from samewise.runner.training.determinism import prepare
 
     trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
-    quiet = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_epochs=null", "checkpoint.every_steps=null")
-    composed = saved.config_of(folder, [*args.overrides, *quiet])
+    composed = saved.config_of(folder, [*args.overrides, *QUIET])
     prepare(composed.cfg.reproducibility)
     verdict = _verdict(args, folder, composed)
     if args.json:
@@ -97,6 +99,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.records import environment, roots, shapes, sources, verify
     from samewise.runner.records.files import read_json
     from samewise.runner.records.folder import RunFolder
+    from samewise.runner.records.trace import STAGES
     from samewise.runner.tracking.journal import read_entries
     from samewise.runner.training.build import build
 
@@ -121,10 +124,15 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         if foreign and not args.anyway:
             said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "use `--anyway` to compare them nevertheless"]
             return {**verdict, "comparable": False}
+        if not args.json:
+            print(environment.expectation(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment, foreign), flush=True)
         again.callbacks.pop("throughput", None)
         again.callbacks["verify"] = comparison
         if args.audit is None:
             said += _trained(again, comparison, folder, partings)
+            if not args.coarse and (apart := next((one for one in partings if one.stage in STAGES), None)):
+                verdict["first"], words = _closely(folder, composed, apart.step, changed=bool(unlike))
+                said += words
         else:
             verdict["audit"] = _audited(args, again, comparison, folder, partings, said)
     said += [f"the config differs: {path}: {one!r} there, {two!r} here" for path, one, two in unlike]
@@ -160,6 +168,25 @@ def _trained(again: Run, comparison: Comparison, folder: RunFolder, partings: li
     words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, partings)
     partings += comparison.partings
     return [words, *map(str, comparison.partings)]
+
+
+def _closely(folder: RunFolder, composed: Composed, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:
+    """The first thing in which a step differs, and why, in words."""
+    from samewise.runner.config import project, saved
+    from samewise.runner.records.folder import RunFolder
+    from samewise.runner.training.apart import tell_apart
+    from samewise.runner.training.build import build
+
+    with tempfile.TemporaryDirectory(prefix="samewise-verify-") as one, tempfile.TemporaryDirectory(prefix="samewise-verify-") as two:
+        as_it_was = composed if not changed else saved.config_of(folder, QUIET)
+        runs = [build(config, project.find(), RunFolder(Path(place))) for config, place in ((as_it_was, one), *(((composed, two),) if changed else ()))]
+        for run in runs:
+            run.callbacks.pop("throughput", None)
+        try:
+            words, first = tell_apart(folder, step, runs[0], runs[1] if changed else None)
+        except Exception as error:  # what is known already is told all the same
+            return None, [f"step {step} could not be looked at closely: {type(error).__name__}: {first_line(error)}"]
+    return {"kind": first.kind, "name": first.name} if first else None, words
 
 
 def _audited(args: argparse.Namespace, again: Run, comparison: Comparison, folder: RunFolder, partings: list[Parting], said: list[str]) -> dict[str, Any]:

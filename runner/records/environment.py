@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,29 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
     here, there = first.get("libraries", {}), second.get("libraries", {})
     said += [f"version of {name} was {here[name]!r} and is {there[name]!r}" for name in here if name in there and here[name] != there[name]]
     return said + own_code.differences(first.get("code", {}), second.get("code", {}))
+
+
+_MAY_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "ONEDNN_MAX_CPU_ISA")
+
+
+def expectation(first: Mapping[str, Any], second: Mapping[str, Any], differing: Sequence[str]) -> str:
+    """Whether the bits of two environments can be expected to agree, in a sentence.
+
+    Args:
+        first: The recorded one.
+        second: That of this process.
+        differing: Their `differences`.
+    """
+    if differing:
+        return f"other bits are to be expected: {'; '.join(differing)}"
+    one, two = first.get("variables", {}), second.get("variables", {})
+    said = [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in _MAY_DECIDE if one.get(name) != two.get(name)]
+    said += [f"threads were {first['threads']} and are {second['threads']}"] if first.get("threads", second["threads"]) != second["threads"] else []
+    if said:
+        return f"other bits are possible: {'; '.join(said)}"
+    if first.get("level") == "none":
+        return "other bits are possible: the run does not promise to repeat (level none)"
+    return "the same bits are to be expected: the environments agree in all that is known to decide them"
 
 
 RECORDS_DIFF = "SAMEWISE_GIT_DIFF"

@@ -1,0 +1,196 @@
+"""One step looked at closely: a digest of each thing that it computes, in the order in which it does, so that the first tensor that differs has a name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samewise.runner.data import streams
+from samewise.runner.data.loading import training_keys
+from samewise.runner.interfaces import Batch, Loss, Phase, Recipe
+from samewise.runner.records.checkpoint_writer import copy_to_cpu
+from samewise.runner.records.digest import value_digest
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.replay import replay
+from samewise.runner.training.run import Run
+from samewise.runner.training.state import restore, state_of
+
+KINDS = {
+    "batch": "the batch as it was loaded, {}",
+    "input": "what the transforms made of the batch, {}",
+    "before": "the weights before the step, {}",
+    "reaches": "what reaches the module {}",
+    "activation": "the activation of the module {}",
+    "buffer": "the buffer {}",
+    "loss": "the loss's {}",
+    "gradient": "the gradient of {}",
+    "averaged": "the gradient of {}, averaged and clipped",
+    "option": "the optimizer's {}",
+    "state": "the optimizer's {}",
+    "weights": "the weights after the step, {}",
+}
+"""What a step computes, in the order of its first appearance."""
+
+
+@dataclass(frozen=True)
+class Noted:
+    """One thing that a step computed.
+
+    Args:
+        kind: A key of `KINDS`.
+        name: The field, module, parameter or option.
+        value: A digest of the tensor, or the value of an option.
+    """
+
+    kind: str
+    name: str
+    value: int | str
+
+    def __str__(self) -> str:
+        return KINDS[self.kind].format(self.name)
+
+
+class _Watched:
+    """A recipe whose inputs and losses are noted."""
+
+    def __init__(self, recipe: Recipe, note: Callable[[str, str, Any], None]) -> None:
+        self._recipe = recipe
+        self._note = note
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
+        for name, value in batch.items():
+            self._note("input", name, value)
+        found = self._recipe.loss(model, batch, phase)
+        for name, value in (*found.parts.items(), ("total", found.total), ("count", found.count)):
+            self._note("loss", name, value)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recipe, name)
+
+
+def look(run: Run, state: Mapping[str, Any]) -> tuple[list[Noted], dict[str, Any]]:
+    """Take the step after `state` and note all that it computes.
+
+    Returns:
+        What was seen, in order, and the step's line of the trace.
+    """
+    restore(run, copy_to_cpu(state))  # an optimizer goes on in the very tensors that it is given
+    seen = list[Noted]()
+
+    def note(kind: str, name: str, value: Any) -> None:
+        seen.append(Noted(kind, name, value_digest(value)))
+
+    run.recorder.trace.open(run.step, run.recorder.trace.chain)
+    with streams.preserve_generators(), _hooks(run, seen, note):
+        micro_batches = next(training_batches(run))
+        for micro in micro_batches:
+            for name, value in micro.batch.items():
+                note("batch", name, value)
+        for name, value in run.model.state_dict().items():
+            note("before", name, value)
+        recipe: Any = _Watched(run.recipe, note)
+        outcome = train_step(replace(run, recipe=recipe), micro_batches)
+        run.recorder.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=outcome.losses.get("loss", sum(outcome.losses.values())))
+    run.recorder.trace.close()
+    return seen, {**run.recorder.trace.last}
+
+
+def look_at(run: Run, state: Mapping[str, Any], step: int) -> tuple[list[Noted], dict[str, Any], Mapping[str, Any]]:
+    """Train from `state` up to `step`, and look at that; and the state before it."""
+    replay(run, state, step - 1)
+    before = copy_to_cpu(state_of(run))
+    return *look(run, before), before
+
+
+def first_difference(one: Sequence[Noted], two: Sequence[Noted]) -> tuple[Noted | None, Noted | None] | None:
+    """The first thing in which two looks at a step differ, as each saw it; None where they do not."""
+    return next(((a, b) for a, b in itertools.zip_longest(one, two) if a != b), None)
+
+
+def samples_of(run: Run, step: int) -> list[int]:
+    """The indices in the data set of the samples of a step, counted from 1."""
+    keys = training_keys(run.order, run.plan, first_step=step - 1, steps=step, micro_batches=range(run.micro_batches))
+    return [index for key in keys for index in key.indices]
+
+
+@contextmanager
+def _hooks(run: Run, seen: list[Noted], note: Callable[[str, str, Any], None]) -> Generator[None]:
+    with ExitStack() as held:
+        for name, module in run.model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                continue
+            called = f"{name or 'model'} ({type(module).__name__})"
+            held.callback(module.register_forward_pre_hook(partial(_reaches, note, called), with_kwargs=True).remove)
+            held.callback(module.register_forward_hook(partial(_gives, note, name, called)).remove)
+        for name, parameter in run.model.named_parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                held.callback(parameter.register_post_accumulate_grad_hook(partial(_gathers, note, name)).remove)
+        names = {id(parameter): name for name, parameter in run.model.named_parameters()}
+        for phase in run.phases:
+            held.callback(phase.optimizer.register_step_pre_hook(partial(_before_update, phase, names, seen, note)).remove)
+            held.callback(phase.optimizer.register_step_post_hook(partial(_after_update, phase, names, note)).remove)
+        yield
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _reaches(note: Callable[..., None], called: str, module: nn.Module, given: Any, named: Any) -> None:
+    for tensor in _tensors((given, named)):
+        note("reaches", called, tensor)
+
+
+def _gives(note: Callable[..., None], name: str, called: str, module: nn.Module, given: Any, output: Any) -> None:
+    for tensor in _tensors(output):
+        note("activation", called, tensor)
+    for buffer, tensor in module.named_buffers(recurse=False):
+        note("buffer", f"{name}.{buffer}".lstrip("."), tensor)
+
+
+def _gathers(note: Callable[..., None], name: str, parameter: Tensor) -> None:
+    note("gradient", name, parameter.grad)
+
+
+def _parameters(phase: TrainingPhase, names: Mapping[int, str]) -> Iterator[tuple[str, Tensor]]:
+    for group in phase.optimizer.param_groups:
+        yield from ((names.get(id(one), "?"), one) for one in group["params"])
+
+
+def _before_update(phase: TrainingPhase, names: Mapping[int, str], seen: list[Noted], note: Callable[..., None], *given: Any) -> None:
+    for name, parameter in _parameters(phase, names):
+        note("averaged", name, parameter.grad)
+    for number, group in enumerate(phase.optimizer.param_groups):
+        for option, value in group.items():
+            if option not in ("params", "param_names") and not option.startswith("initial_"):
+                seen.append(Noted("option", option + (f" of group {number}" if number else ""), repr(value)))
+    _note_state(phase, names, note)
+
+
+def _after_update(phase: TrainingPhase, names: Mapping[int, str], note: Callable[..., None], *given: Any) -> None:
+    for name, parameter in _parameters(phase, names):
+        note("weights", name, parameter)
+    _note_state(phase, names, note)
+
+
+def _note_state(phase: TrainingPhase, names: Mapping[int, str], note: Callable[..., None]) -> None:
+    for name, parameter in _parameters(phase, names):
+        for part, value in phase.optimizer.state.get(parameter, {}).items():
+            note("state", f"{part} of {name}", value)

@@ -1,0 +1,173 @@
+"""Where two trainings part, `verify` takes the step again and names the first thing that differs, in the order in which the step computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+PACKAGE = "lab_of_looks"
+LAB = """
+import os
+import numpy as np
+import torch
+from torch import nn
+from samewise.runner.optim.schedules import Schedule
+
+class Marks(torch.utils.data.Dataset):
+    classes = [str(digit) for digit in range(10)]
+
+    def __init__(self, *, root):
+        self.pixels = np.load(os.path.join(root, "pixels.npy"))
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, index):
+        return {"image": torch.from_numpy(self.pixels[index]), "label": index % 10}
+
+class Noise(nn.Module):
+    def forward(self, values):
+        return values + int.from_bytes(os.urandom(2), "little") / 1e6
+
+class Net(nn.Module):
+    def __init__(self, *, dropout_after, noisy):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(64, 12), nn.Linear(12, 12), nn.Linear(12, 10)
+        self.drop, self.noise = nn.Dropout(0.2), Noise() if noisy else nn.Identity()
+        self.dropout_after = dropout_after
+
+    def forward(self, pixels):
+        values = pixels.flatten(1)
+        for number, layer in enumerate((self.first, self.second, self.last), 1):
+            values = layer(values)
+            if number == self.dropout_after:
+                values = self.drop(values)
+            if number == 2:
+                values = self.noise(values)
+        return values
+
+class Drops(Schedule):
+    def __init__(self, drops_at, *, momentum):
+        super().__init__(unit="step")
+        self.drops_at, self.momentum = drops_at, momentum
+
+    def at(self, step, options, group):
+        return {**options, "momentum": self.momentum} if step + 1 >= self.drops_at else options
+"""
+TINY = [
+    *("dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none", "name=looked_at", "max_steps=6"),
+    *("~model", "+model={_target_: lab_of_looks.Net, dropout_after: 1, noisy: false}", "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.01"),
+    *("~scheduler", "+scheduler={_target_: lab_of_looks.Drops, drops_at: 10000, momentum: 0.5}", "checkpoint.every_steps=2", "checkpoint.keep_last=9"),
+    *("~dataset.train", "+dataset.train={_target_: lab_of_looks.Marks, root: .}", "clip_norm=100", "batch_size=8"),
+]
+
+
+def forget() -> None:
+    sys.modules.pop(PACKAGE, None)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory):
+    place, before = tmp_path_factory.mktemp("lab"), Path.cwd()
+    (place / f"{PACKAGE}.py").write_text(LAB)
+    (place / "pyproject.toml").write_text(f'[tool.samewise]\npackages = ["{PACKAGE}"]\n')
+    np.save(place / "pixels.npy", np.random.default_rng(0).integers(0, 255, (40, 1, 8, 8), dtype=np.uint8))
+    os.chdir(place)
+    yield place
+    os.chdir(before)
+    sys.path[:] = [path for path in sys.path if Path(path) != place]
+    forget()
+
+
+@pytest.fixture(scope="module")
+def run(lab: Path) -> Path:
+    return trained(lab)
+
+
+def trained(lab: Path, *more: str) -> Path:
+    from samewise.runner.cli import main
+
+    root = lab / f"runs{len(more)}"
+    assert main(["train", *TINY, f"run_root={root}", *more]) == 0
+    (folder,) = root.glob("*/*/")
+    return folder
+
+
+def verified(samewise: Callable[..., Any], run: Path, *given: str) -> dict[str, Any]:
+    done = samewise("verify", run, *given, "--json")
+    assert done.returncode == 1, done.stderr + done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("override", "step", "kind", "name"),
+    [
+        ("seed=1", 1, "batch", "image"),
+        ("model.dropout_after=2", 1, "reaches", "drop (Dropout)"),
+        ("recipe.label_smoothing=0.1", 1, "loss", "total"),
+        ("clip_norm=0.01", 1, "averaged", "first.weight"),
+        ("optimizer.lr=0.02", 1, "option", "lr"),
+        ("scheduler.drops_at=3", 3, "option", "momentum"),
+    ],
+)
+def test_what_was_changed_is_named_where_it_first_shows(samewise, run, override, step, kind, name) -> None:
+    found = verified(samewise, run, override)
+    assert found["parts"]["step"] == step
+    assert found["first"] == {"kind": kind, "name": name}, found["said"]
+    assert f"trained again as it was, step {step} gives what was recorded: what was changed makes the difference" in found["said"]
+
+
+def test_the_settings_of_both_are_told_and_a_coarse_look_names_none(samewise, run) -> None:
+    told = samewise("verify", run, "scheduler.drops_at=3").stdout
+    assert told.startswith("the same bits are to be expected: the environments agree")
+    assert "looked at closely, step 3 differs first in the optimizer's momentum: 0.9 there, 0.5 here" in told
+    assert "looked at closely" not in samewise("verify", run, "scheduler.drops_at=3", "--coarse").stdout
+
+
+def test_an_operator_that_is_not_deterministic_is_named(samewise, lab) -> None:
+    found = verified(samewise, trained(lab, "model.noisy=true"))
+    assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "loss")
+    assert found["first"] == {"kind": "activation", "name": "noise (Noise)"}
+    assert (
+        "this is not deterministic here: step 1, taken twice from the same state, differs first in the activation of the module noise (Noise)" in found["said"]
+    )
+
+
+def test_a_model_that_was_edited_is_the_cause_and_not_called_chance(samewise, lab, run) -> None:
+    file = lab / f"{PACKAGE}.py"
+    file.write_text(LAB.replace("number == self.dropout_after:", "number == self.dropout_after + 1:"))
+    os.utime(file, (file.stat().st_mtime + 2,) * 2)
+    forget()
+    try:
+        found = verified(samewise, run)
+    finally:
+        file.write_text(LAB)
+        os.utime(file, (file.stat().st_mtime + 4,) * 2)
+        forget()
+    assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "loss")
+    said = "\n".join(found["said"])
+    assert "Net.forward" in said
+    assert "step 1 gives the same bits each time that it is taken here, but not the recorded ones" in said
+
+
+def test_one_altered_pixel_is_found_in_the_step_that_loads_it(samewise, lab, run) -> None:
+    pixels = np.load(lab / "pixels.npy")
+    shutil.copy(lab / "pixels.npy", lab / "kept.npy")
+    pixels[7, 0, 3, 3] ^= 1
+    np.save(lab / "pixels.npy", pixels)
+    try:
+        found = verified(samewise, run)
+    finally:
+        shutil.move(lab / "kept.npy", lab / "pixels.npy")
+    assert found["parts"]["stage"] == "batch"
+    (samples,) = [line for line in found["said"] if line.startswith("it loads the samples ")]
+    assert " 7," in samples
+    assert found["comparable"]
