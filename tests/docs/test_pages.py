@@ -19,6 +19,7 @@ from samewise_docs_settings_table import PAGE, written
 from samewise.runner.commands import commands
 from samewise.runner.config import json_schema, project
 from samewise.runner.config.compose import compose
+from samewise.runner.errors import Problem
 
 WITH_COMMANDS = [name for name, path in PAGES.items() if any(block.commands for block in blocks(path.read_text()))]
 OFTEN = ("README.md", "docs/first_experiment.md", "docs/sweeps.md", "docs/distributed.md")
@@ -92,6 +93,8 @@ def test_every_experiment_composes(page: str, tmp_path: Path, monkeypatch: pytes
                     continue
                 seen.add(tuple(overrides))
                 found = compose(overrides, project=here, strict=False).problems
+                if found and all(problem.message.startswith("no such run") for problem in found if isinstance(problem, Problem)):
+                    continue  # it takes the weights of a run that the page trains first
                 assert bool(found) == bool(command.exit_code), (command.text, found)
 
 

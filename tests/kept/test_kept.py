@@ -22,6 +22,7 @@ QUICK = ("resnet_cifar10", "wavernn_spoken_digits")
 LONG = (
     "conv_tasnet_libri2mix",
     "conv_tasnet_wsj0_2mix",
+    "resnet50_fine_tuned",
     "resnet50_imagenet",
     "retinanet_coco",
     "wav2letter_librispeech",
