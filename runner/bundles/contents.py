@@ -21,7 +21,7 @@ from samewise.runner.records import checkpoint, environment, own_code, shapes, s
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.roots import alterations
-from samewise.runner.secrets import looks_secret, redact, redact_values, redact_yaml, without_keys
+from samewise.runner.secrets import looks_secret, redact, redact_file, redact_values, without_keys
 
 _CHECKED_OUT = "check out the code that it was trained with (environment.json has the commit), or train again with `samewise train --fresh`"
 
@@ -135,8 +135,7 @@ def _weights(folder: RunFolder) -> Iterator[tuple[str, Part]]:
 
 
 def _cleaned(path: Path) -> bytes:
-    text = read_text(path) or ""
-    return without_keys(redact_yaml(text) if path.suffix == ".yaml" else redact(text)).encode()
+    return without_keys(redact_file(path.name, read_text(path) or "")).encode()
 
 
 def _json(value: Any) -> bytes:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.secrets import redact_values, redact_yaml
+from samewise.runner.secrets import redact_file, redact_values
 from samewise.runner.tracking import describing, journal, progress
 from samewise.runner.tracking.address import without_password
 from samewise.runner.tracking.store import experiment_id
@@ -265,7 +265,7 @@ class Sending:
         if self.progress.files.get(name) == state or (not complete and time.time() - stat.st_mtime < _STILL_BEING_WRITTEN_S):
             return
         if name in ("config.yaml", "environment.json", "sources.json", "summary.json", SIGNATURE):
-            self.client.log_text(self._run_id, redact_yaml(read_text(path) or ""), name)
+            self.client.log_text(self._run_id, redact_file(name, read_text(path) or ""), name)
         else:
             self.client.log_artifact(self._run_id, str(path), Path(name).parent.as_posix() if "/" in name else None)
         self.sent.files += 1

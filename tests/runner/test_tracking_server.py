@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -9,8 +11,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -126,3 +129,18 @@ def test_what_a_server_that_was_away_did_not_get_is_sent_by_sync(server: Server,
     assert server.points() == expected(200)
     again = subprocess.run([*sync, "--json"], capture_output=True, text=True, check=False)
     assert '"metrics": 0' in again.stdout
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_gone_is_verified_from_the_address_of_its_page(server: Server, samewise: Callable[..., Any], tmp_path: Path) -> None:
+    server.start()
+    tiny = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3")
+    done = samewise("train", *tiny, f"tracking.uri={server.uri}", "+tracking.tags.api_key=hidden", f"run_root={tmp_path}/runs", "--json")
+    assert done.returncode == 0, done.stderr
+    run_id = json.loads(done.stdout)["mlflow_run_id"]
+    shutil.rmtree(tmp_path / "runs")
+    page = f"{server.uri}/#/experiments/1/runs/{run_id}/artifacts"
+    assert "--trust" in samewise("verify", page).stderr  # its config has stars where this user's own has a password
+    done = samewise("verify", page, "--trust")
+    assert done.returncode == 0, done.stderr
+    assert "the same bits: 3 of 3 steps compared, weights" in done.stdout

@@ -22,7 +22,7 @@ from samewise.runner.errors import ConfigError, Problem, describe
 from samewise.runner.records.environment import git_state
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import SweepFolder
-from samewise.runner.secrets import redact, redact_values
+from samewise.runner.secrets import redact, redact_file, redact_values
 
 SECRET = "hunter2x9"
 TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=none", "evaluate.pictures=false")
@@ -224,3 +224,16 @@ def test_a_diff_runs_no_program_of_the_checkout(checkout: Path) -> None:
     git_state(checkout)
     assert not (checkout / "mark").exists()
     assert os.environ.get("GIT_EXTERNAL_DIFF") is None
+
+
+def test_a_file_that_is_handed_on_keeps_its_format() -> None:
+    config = "tracking:\n  uri: http://me:hidden@host\n  tags:\n    api_key: hidden\n    other: kept\n"
+    handed = redact_file("config.yaml", config)
+    assert "hidden" not in handed
+    assert yaml.safe_load(handed)["tracking"]["tags"] == {"api_key": "***", "other": "kept"}
+    environment = {"git": {"diff": '+api_key="hidden"\n+password=hidden\\\n+x = 1'}, "decides": {"versions.torch": "2"}}
+    handed = redact_file("environment.json", json.dumps(environment))
+    assert "hidden" not in handed
+    assert json.loads(handed)["decides"] == environment["decides"]
+    sources = json.dumps({"files": {"lab/net.py": {"password": "0123456789abcdef"}}})  # a function's name and digest
+    assert redact_file("sources.json", sources) == sources
