@@ -130,11 +130,12 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         again.callbacks["verify"] = comparison
         if args.audit is None:
             said += _trained(again, comparison, folder, partings)
-            if not args.coarse and (apart := next((one for one in partings if one.stage in STAGES), None)):
-                verdict["first"], words = _closely(folder, composed, apart.step, changed=bool(unlike))
-                said += words
         else:
             verdict["audit"] = _audited(args, again, comparison, folder, partings, said)
+        apart = next((one for one in partings if one.stage in STAGES and not one.altered), None)
+        if apart and not args.coarse:
+            verdict["first"], words = _closely(folder, composed, apart.step, changed=bool(unlike))
+            said += words
     said += [f"the config differs: {path}: {one!r} there, {two!r} here" for path, one, two in unlike]
     first = min(partings, key=lambda parting: parting.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
@@ -223,7 +224,7 @@ def _left_out(parts: Sequence[Segment], done: Sequence[Segment], comparison: Com
         if 4 * (part.end - part.start) > last:
             words = f"no checkpoint is kept between steps {part.start} and {part.end}, so the steps between can only be audited together"
             said.append(f"{words}; checkpoint.every_steps and checkpoint.keep_every_steps keep more")
-    if bare := last - comparison.wanted:
+    if bare := sum(part.end - part.start - sum(part.start < step <= part.end for step in comparison.steps) for part in done):
         said.append(f"{bare} steps have no line in the trace, and were audited only by the checkpoints that they led to")
     return said
 

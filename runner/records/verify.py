@@ -24,12 +24,14 @@ class Parting:
         stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric".
         layer: The first parameter or buffer that differs, or the metric, where one is named.
         reason: A sentence.
+        altered: Whether only the record differs, and not the training that goes on after it.
     """
 
     step: int
     stage: str
     layer: str
     reason: str
+    altered: bool = False
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage != "metric" else "")

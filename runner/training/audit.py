@@ -153,7 +153,7 @@ def _is_trained(state: Sequence[tuple[str, str]]) -> bool:
 
 def _forged_line(parting: Parting) -> Parting:
     reason = f"the trace was altered ({parting.stage}): the line is not what this step gives, and the training goes on as recorded"
-    return Parting(parting.step, parting.stage, parting.layer, reason)
+    return Parting(parting.step, parting.stage, parting.layer, reason, altered=True)
 
 
 def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Parting:

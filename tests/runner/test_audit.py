@@ -252,6 +252,15 @@ def test_what_cannot_be_audited_in_parts_is_said(samewise, run) -> None:
     assert "no checkpoint is kept between steps 0 and 90, so the steps between can only be audited together" in said
 
 
+def test_steps_that_were_resumed_from_another_run_cannot_be_audited(samewise, train, honest) -> None:
+    start = honest / "checkpoints/step-00000050"
+    run = train("resumed", *HUNDRED, "max_steps=70", f"resume_from={start}")
+    found = audited(samewise, run)
+    assert found["same"], found["said"]
+    assert found["audit"]["replayed"] == [[61, 70]]
+    assert "cannot be audited: steps 1 to 60, which were not taken from a start that is kept here" in found["said"]
+
+
 def test_overrides_that_change_the_run_are_no_audit_of_it(samewise, run) -> None:
     done = samewise("verify", run, "seed=1", "--audit")
     assert done.returncode == 2

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from samewise.runner.records.environment import expectation
+
 PACKAGE = "lab_of_looks"
 LAB = """
 import os
@@ -132,8 +134,26 @@ def test_the_settings_of_both_are_told_and_a_coarse_look_names_none(samewise, ru
     assert "looked at closely" not in samewise("verify", run, "scheduler.drops_at=3", "--coarse").stdout
 
 
+def test_where_the_trace_has_only_some_steps_the_first_of_those_between_is_found(samewise, lab) -> None:
+    found = verified(samewise, trained(lab, "trace.every_steps=4", "checkpoint.every_steps=6"), "scheduler.drops_at=3")
+    assert found["parts"]["step"] == 4
+    assert found["first"] == {"kind": "option", "name": "momentum"}
+    assert any("step 3 differs first in the optimizer's momentum" in line for line in found["said"]), found["said"]
+
+
+def test_whether_bits_can_agree_is_said_from_the_two_environments() -> None:
+    one = {"threads": 1, "variables": {"MKL_CBWR": "AVX2"}, "level": "R2"}
+    assert expectation(one, one, []).startswith("the same bits are to be expected")
+    assert expectation(one, {**one, "threads": 2}, []) == "other bits are possible: threads were 1 and are 2"
+    assert "MKL_CBWR was 'AVX2' and is None" in expectation(one, {**one, "variables": {}}, [])
+    assert "level none" in expectation({**one, "level": "none"}, one, [])
+    assert expectation(one, one, ["cpu.capability was 'AVX512' and is 'AVX2'"]) == "other bits are to be expected: cpu.capability was 'AVX512' and is 'AVX2'"
+
+
 def test_an_operator_that_is_not_deterministic_is_named(samewise, lab) -> None:
-    found = verified(samewise, trained(lab, "model.noisy=true"))
+    run = trained(lab, "model.noisy=true")
+    assert "this is not deterministic here: step 1" in "\n".join(verified(samewise, run, "--audit", "all")["said"])
+    found = verified(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "loss")
     assert found["first"] == {"kind": "activation", "name": "noise (Noise)"}
     assert (
