@@ -1,0 +1,147 @@
+"""Images and labels that a table lists: CSV, JSON, JSON lines or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, final
+
+from samewise.datasets.parts.decode import Mode
+from samewise.datasets.parts.image_files import Cache, ImageFiles
+from samewise.datasets.parts.in_memory import Transform
+from samewise.datasets.parts.keyed_split import in_split
+from samewise.datasets.parts.limits import read_text, require_regular
+from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest
+
+_SPLITS = {"training": "train", "val": "valid", "validation": "valid", "dev": "valid", "testing": "test"}
+_FORMS = "a .csv, .tsv, .json (a list of objects), .jsonl or .parquet file with a row for each image"
+
+
+@final
+class ImageTable(ImageFiles):
+    """Samples `{"image": uint8[C, H, W], "label": int}`; labels number the classes, sorted: by number where all are whole numbers.
+
+    Args:
+        table_path: The table; .parquet is read by pyarrow, which MLflow brings.
+        split: "train", "valid" or "test".
+        root: What the images' names are relative to; None: the table's folder.
+        image: The column of the images' files.
+        label: The column of their classes.
+        split_column: The column that says "train", "valid" or "test" (or "val", "validation", ...); None: a hash of each image's name decides.
+        shares: Of `valid` and `test`, by hash (`parts.keyed_split`).
+        key: Of the hash: another key splits otherwise.
+        classes: The labels in the order of their numbers; None: all that occur in any split.
+        num_classes: How many there should be; None: as many as there are.
+        mode, cache, transform: As in `ImageFiles`.
+
+    Raises:
+        DataError: the table cannot be read, or lacks a column; an image is missing; there are other classes.
+        ConfigError: it is a Parquet file, and pyarrow is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        table_path: str,
+        split: Literal["train", "valid", "test"],
+        root: str | None = None,
+        image: str = "image",
+        label: str = "label",
+        split_column: str | None = None,
+        shares: Mapping[str, float],
+        key: str = "",
+        classes: Sequence[str] | None = None,
+        num_classes: int | None = None,
+        mode: Mode = "rgb",
+        cache: Cache = "none",
+        transform: Transform | None = None,
+    ) -> None:
+        path = Path(table_path).expanduser()
+        folder = Path(root).expanduser() if root is not None else path.parent
+        columns = {"image": image, "label": label, **({"split_column": split_column} if split_column else {})}
+        rows = _rows(path, columns)
+        names = [_relative(str(row[image]), folder) for row in rows]
+        if twice := next((name for name, times in Counter(names).items() if times > 1), None):
+            raise DataError(Problem(str(path), "lists an image twice", twice, "a row for each image"))
+        labels = dict(zip(names, (str(row[label]) for row in rows), strict=True))
+        known = list(map(str, classes)) if classes is not None else _in_order(set(labels.values()))
+        _check(path, known, num_classes, labels)
+        if split_column:
+            told = {name: _SPLITS.get(str(row[split_column]).lower(), str(row[split_column]).lower()) for name, row in zip(names, rows, strict=True)}
+            chosen = [name for name in names if told[name] == split]
+            if not chosen and split != "test":
+                raise DataError(Problem(str(path), f"has no image of the split {split}", sorted(set(told.values())), "train, valid and test"))
+        else:
+            chosen = in_split(names, split, shares, key=key, where=str(path))
+        if missing := [name for name in chosen if not os.path.isfile(folder / name)]:
+            hint = "set dataset.root=FOLDER, what the names are relative to"
+            raise DataError(Problem(str(folder / missing[0]), f"is listed in {path.name} and missing, one of {len(missing)}", hint=hint))
+        number = {name: place for place, name in enumerate(known)}
+        super().__init__(folder, chosen, [number[labels[name]] for name in chosen], classes=known, mode=mode, cache=cache, transform=transform)
+
+
+def _rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The table's rows, each with the columns that are asked for."""
+    try:
+        rows = _read(path, list(columns.values()))
+    except OSError as error:
+        raise DataError(Problem(str(path), f"the table cannot be read: {error.strerror}", hint="set dataset.table_path=FILE")) from None
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise DataError(Problem(str(path), f"is not such a table, or is damaged: {first_line(error)}", expected=_FORMS)) from None
+    if not rows:
+        raise DataError(Problem(str(path), "has no rows", expected=_FORMS))
+    for number, row in enumerate(rows, start=1):
+        for key, column in columns.items():
+            if not isinstance(row, dict) or row.get(column) is None:
+                there = list(row) if isinstance(row, dict) else []
+                hint = nearest(column, there) or f"set dataset.{key} to the column's name"
+                raise DataError(Problem(str(path), f"row {number} has no {column!r}", expected=f"columns: {', '.join(there)}", hint=hint))
+    return rows
+
+
+def _read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    form = path.suffix.lower()
+    if form == ".parquet":
+        try:
+            from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ConfigError(Problem("dataset.table_path", "a Parquet file requires pyarrow, which is not installed", hint="pip install pyarrow")) from None
+        require_regular(path, whole=False)
+        with parquet.ParquetFile(path) as file:
+            return file.read([name for name in columns if name in file.schema_arrow.names] or None).to_pylist()
+    text = read_text(path)
+    if form in (".csv", ".tsv"):
+        return list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter="\t" if form == ".tsv" else ","))
+    if form in (".jsonl", ".ndjson"):
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    if form != ".json":
+        raise ValueError(f"{form or 'no ending'} is not an ending that is known")
+    rows = json.loads(text)
+    if not isinstance(rows, list):
+        raise ValueError("it is not a list")
+    return rows
+
+
+def _relative(name: str, folder: Path) -> str:
+    """Relative to the folder where it lies in it, so that the split and the fingerprint do not depend on where that is."""
+    return str(Path(name).relative_to(folder)) if os.path.isabs(name) and Path(name).is_relative_to(folder) else name
+
+
+def _in_order(labels: set[str]) -> list[str]:
+    return sorted(labels, key=int) if all(label.isdecimal() and label.isascii() for label in labels) else sorted(labels)
+
+
+def _check(path: Path, classes: Sequence[str], num_classes: int | None, labels: Mapping[str, str]) -> None:
+    known = set(classes)
+    unknown = next((name for name, label in labels.items() if label not in known), None)
+    if unknown is not None:
+        raise DataError(Problem(str(path), f"{unknown} is of an unknown class", labels[unknown], ", ".join(classes[:20]), nearest(labels[unknown], classes)))
+    if num_classes is not None and len(classes) != num_classes:
+        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        hint = f"set dataset.num_classes={len(classes)}"
+        raise DataError(Problem(str(path), f"has {len(classes)} classes ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))
