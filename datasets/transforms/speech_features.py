@@ -20,6 +20,7 @@ from samewise.runner.interfaces import Batch, BatchTransform
 
 _SMALLEST_STD = 1e-5
 _TOP_DB = 80.0
+_SILENCE = 1e-6
 
 
 class FrontEnd(BatchTransform):
@@ -160,7 +161,8 @@ class LogMel(_Mel):
         hop_length: Samples from one frame to the next.
         f_min, f_max: The range of the bands, in Hz; None: up to half the rate.
         mel_scale: "htk" or "slaney".
-        normalise: As in `FrontEnd`.
+        normalise: As in `FrontEnd`. It takes out what stays the same throughout, such as the pitch of a steady tone.
+        above_silence: Count from the lowest energy, so that silence is 0, as what follows a recording, and nothing is below.
     """
 
     def __init__(
@@ -174,14 +176,18 @@ class LogMel(_Mel):
         f_max: float | None = None,
         mel_scale: str = "htk",
         normalise: bool = True,
+        above_silence: bool = False,
     ) -> None:
         super().__init__(
             sample_rate=sample_rate, n_mels=n_mels, n_fft=n_fft, hop_length=hop_length, f_min=f_min, f_max=f_max, mel_scale=mel_scale, normalise=normalise
         )
+        self.above_silence = above_silence
 
     def features(self, waveform: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         energies, frames = self.energies(waveform, length)
-        return energies.clamp(min=1e-6).log(), frames
+        if self.above_silence:
+            return (energies / _SILENCE).clamp(min=1.0).log(), frames
+        return energies.clamp(min=_SILENCE).log(), frames
 
 
 def inside_length(length: Tensor, longest: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torchaudio
@@ -33,6 +35,7 @@ FRONT_ENDS = [
     MFCC(),
     MFCC(normalise=False),
     LogMel(n_mels=40),
+    LogMel(n_mels=40, normalise=False, above_silence=True),
     LogMel(sample_rate=8000, n_fft=256, n_mels=40, hop_length=80),
     Waveform(),
     Waveform(normalise=False),
@@ -109,6 +112,17 @@ def test_log_mel_is_torchaudios_for_one_utterance():
     published = torchaudio.transforms.MelSpectrogram(16000, 512, hop_length=160, n_mels=80, f_min=20.0)(waveform).clamp(min=1e-6).log()
     made = LogMel(normalise=False)({"waveform": waveform, "length": torch.tensor([3000])})
     torch.testing.assert_close(made["features"], published, rtol=1e-4, atol=1e-4)
+
+
+def test_above_silence_a_steady_tone_keeps_its_pitch_and_silence_is_what_follows_a_recording():
+    front = LogMel(n_mels=40, normalise=False, above_silence=True)
+    tones = torch.stack([(torch.arange(3200) * pitch * 2 * torch.pi / 16000).sin() for pitch in (300.0, 3000.0)])
+    low, high = front({"waveform": tones, "length": torch.tensor([3200, 3200])})["features"].mean(-1).argmax(-1).tolist()
+    assert low < high - 10
+    silent = front({"waveform": torch.zeros(1, 3200), "length": torch.tensor([1600])})["features"]
+    assert silent.eq(0).all()
+    plain = LogMel(n_mels=40, normalise=False)({"waveform": tones, "length": torch.tensor([3200, 3200])})["features"]
+    assert torch.allclose(front({"waveform": tones, "length": torch.tensor([3200, 3200])})["features"], plain - math.log(1e-6), atol=1e-4)
 
 
 def test_an_utterance_that_is_silent_gives_numbers():
