@@ -65,6 +65,8 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
 
     kept = checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint)
     state = checkpoint.load(kept.path)
+    if composed.cfg.initialise is not None:
+        composed.cfg.initialise.weights = None  # the checkpoint has them; the file may be elsewhere, or not to be had
     run = build(composed, project.find(), folder, alone=True)
     sources.warn_of_changes(folder.sources)
     if args.split not in run.splits:

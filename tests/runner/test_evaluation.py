@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 
+from samewise.recipes.models.resnet import resnet18_small
+
 TINY = [
     "experiment=resnet18_digits",
     "debug=tiny",
@@ -36,6 +38,16 @@ def test_a_run_of_no_steps_evaluates_and_saves_what_the_model_is(samewise, tmp_p
     assert json.loads(again.stdout)["metrics"] == summary["metrics"]["final"]
     assert "already finished" in samewise("train", *TINY, "max_steps=0", f"run_root={tmp_path}").stdout
     assert samewise("verify", folder).returncode in (0, 2)  # no step to compare is told, not crashed upon
+
+
+def test_a_run_is_evaluated_without_the_file_that_it_began_with(samewise, tmp_path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save(resnet18_small(width=4, in_channels=3).state_dict(), file)
+    _, folder = trained(samewise, tmp_path, "max_steps=0", f"initialise.weights={file}", "initialise.exclude=[fc.*]", "param_groups=head_only")
+    file.unlink()
+    again = samewise("eval", folder, "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["metrics"] == json.loads((folder / "summary.json").read_text())["metrics"]["final"]
 
 
 def test_of_a_limited_evaluation_the_first_batches_count_and_it_is_said_where_its_numbers_are(samewise, tmp_path) -> None:
