@@ -50,11 +50,11 @@ def cases(count: int, seed: int) -> Iterator[tuple[str, str, list[str], list[str
             yield right, wrong, [*(f"{'  ' * depth}{part}:" for depth, part in enumerate(parts)), f"{'  ' * len(parts)}{wrong}: 1"], []
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(400, marks=pytest.mark.slow)])
-def test_a_typo_is_told_with_its_place_and_the_right_name(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "seed"), [(24, 0), *(pytest.param(90, seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_a_typo_is_told_with_its_place_and_the_right_name(count: int, seed: int, tmp_path: Path) -> None:
     file, tried, missed = tmp_path / "configs" / "experiment" / "typo.yaml", 0, list[tuple[str, str, str]]()
     file.parent.mkdir(parents=True)
-    for right, wrong, lines, overrides in cases(count, seed=count):
+    for right, wrong, lines, overrides in cases(count, seed):
         given = overrides or ["experiment=typo"]
         if lines:
             file.write_text("\n".join(["# @package _global_", "# A typo", "defaults:", "  - resnet18_digits", *lines]))
