@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         from samewise.runner.commands.sweep import start
 
         return start(args)
+    from samewise.runner.training.misfits import risen
     from samewise.runner.training.prepare import prepare
 
     composed = _saved(args) if args.config else compose_arguments(args, strict=False)
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         from samewise.runner.training.loop import fit
 
         print_summary(fit(ready), ready.folder, uri=ready.composed.tracking_uri, as_json=args.json)
+        if "debug" in composed.choices and (caution := risen(ready.folder)):
+            print(f"warning: {caution}", file=sys.stderr)
     return 0
 
 

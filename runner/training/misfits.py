@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from statistics import median
 
 from samewise.runner.errors import Problem, ends_process, first_line, memory_asked_for
+from samewise.runner.records import trace
+from samewise.runner.records.folder import RunFolder
 
 NO_DETERMINISTIC = "does not have a deterministic implementation"
 
@@ -39,3 +42,15 @@ def misfit(error: Exception | SystemExit) -> Problem:
         expected="a model that takes the transformed batch, and outputs that the recipe takes",
         hint="--debug shows where",
     )
+
+
+def risen(folder: RunFolder) -> Problem | None:
+    """A loss that is ten times the first in the last quarter of a run's steps: of a training for a trial, a sign that the real one will diverge."""
+    losses = [float.fromhex(line["loss"]) for _, line in sorted(trace.read_trace_of(folder)[1].items())]
+    if len(losses) < 4:
+        return None
+    first, last = losses[0], median(losses[-len(losses) // 4 :])
+    if first <= 0 or last <= 10 * first:
+        return None
+    words = f"the loss rose from {first:.3g} to {last:.3g} in {len(losses)} steps"
+    return Problem("train/loss", words, hint="a lower optimizer.lr, a warm-up (scheduler=warmup_cosine), or clip_norm=1")

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-for _name in ("pages", "settings_table"):
+for _name in ("pages", "settings_table", "warnings_page"):
     _spec = importlib.util.spec_from_file_location(f"samewise_docs_{_name}", Path(__file__).with_name(f"{_name}.py"))
     assert _spec is not None
     assert _spec.loader is not None

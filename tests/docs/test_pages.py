@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import samewise_docs_warnings_page
 import yaml
 from jsonschema import Draft7Validator
 from referencing import Registry, Resource
@@ -116,6 +117,11 @@ def test_every_config_that_is_shown_is_fit_by_the_schema_that_editors_check_it_b
 def test_the_table_of_settings_is_that_of_the_schema() -> None:
     page = PAGE.read_text()
     assert page == written(page), "python tests/docs/settings_table.py --write"
+
+
+@pytest.mark.slow
+def test_the_page_of_warnings_has_what_each_command_prints() -> None:
+    assert samewise_docs_warnings_page.PAGE.read_text() == samewise_docs_warnings_page.page(), "python tests/docs/warnings_page.py --write"
 
 
 def test_a_block_shown_in_the_wrong_order_is_noticed() -> None:

@@ -196,6 +196,15 @@ def test_a_label_without_a_class_is_told_by_the_setting_that_counts_classes() ->
     assert "the label 7" in problem.message
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("lr", "is_warned_of"), [(100.0, True), (0.01, False)])
+def test_a_trial_whose_loss_rises_without_bound_is_warned_of(lr: float, is_warned_of: bool, samewise: Callable[..., Any], tmp_path: Path) -> None:
+    reduced = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}"]
+    done = samewise("train", *reduced, f"optimizer.lr={lr}")
+    assert done.returncode == 0, done.stderr
+    assert ("warning: train/loss: the loss rose from" in done.stderr) is is_warned_of
+
+
 def test_strict_fails_where_a_setting_cannot_do_what_it_says(samewise: Callable[..., Any]) -> None:
     command = ["check", "dataset=digits", "model=resnet20_cifar", "model.width=2", "transforms=images", "batch_size=512", "evaluate.batch_size=64"]
     late = ["scheduler=warmup_cosine", "max_epochs=2", "precision=fp16", "device=cpu"]

@@ -1,0 +1,72 @@
+"""docs/warnings.md: what `check` and `train` warn of, each with settings that bring the warning about and with what it says.
+
+python tests/docs/warnings_page.py            print it
+python tests/docs/warnings_page.py --write    write the page
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "warnings.md"
+
+HEAD = """# Warnings
+
+A setting that cannot do what its name says is an error or a warning. `samewise check` and `samewise train` print warnings and go on;
+`samewise check --strict` exits with code 2 if there is one. This page is made by `python tests/docs/warnings_page.py --write`, which runs
+each command; a test holds the page to what they print.
+
+| warned of | because |
+|---|---|
+"""
+
+SMALL = "dataset=digits model=resnet20_cifar model.width=4 transforms=images max_epochs=2 device=cpu"
+
+EMA = "callbacks=[default,ema] callbacks.ema."
+
+WARNINGS: dict[str, tuple[str, str]] = {
+    "A schedule longer than the training": ("what it is set to do after the last step is never done", "scheduler=warmup_cosine"),
+    "A milestone after the end": ("the rate is never lowered", "scheduler=multi_step scheduler.milestones=[30]"),
+    "A moving average that spans more than the training": ("it stays close to the initial weights", f"{EMA}decay=0.99998 callbacks.ema.rescale=false"),
+    "A moving average that is never updated": ("it would be the initial weights", f"{EMA}every_steps=1000"),
+    "TF32 on the CPU": ("only CUDA devices have it", "precision=tf32"),
+    "float16 on the CPU": ("it is slow there, not fast", "precision=fp16"),
+    "A layer that is never unfrozen": ("training ends before", "+param_groups.head={match:'fc.*',frozen_until:5}"),
+    "A key that nothing reads": ("no value refers to it", "+dataset.licence=MIT"),
+}
+
+
+def warnings_of(overrides: str) -> list[str]:
+    """The lines of the warnings that `samewise check` prints."""
+    from samewise.runner.cli import main
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = main(["check", *SMALL.split(), *overrides.split()])
+    assert code == 0, (overrides, said.getvalue())
+    lines = said.getvalue().splitlines()
+    first = next((number for number, line in enumerate(lines) if "warning: " in line), len(lines))
+    return [line.strip() if "warning: " in line else f"    {line.strip()}" for line in lines[first:]]
+
+
+def page() -> str:
+    """The whole page, every command run."""
+    table = "".join(f"| {what} | {why} |\n" for what, (why, _) in WARNINGS.items())
+    table += "| `train callbacks=a,b` | it is a sweep, a training for each; `callbacks=[a,b]` is one training with both |\n"
+    table += "| A loss that has grown tenfold at the end of `debug=...` | the learning rate is too high, or the model is not sound |\n"
+    blocks = []
+    for what, (_, overrides) in WARNINGS.items():
+        command = f"    $ samewise check {SMALL} {shlex.join(overrides.split())}"
+        blocks.append("\n".join([f"## {what}\n", command, *(f"    {line}" for line in warnings_of(overrides)), ""]))
+    return HEAD + table + "\n" + "\n".join(blocks)
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        PAGE.write_text(page())
+    else:
+        print(page())
