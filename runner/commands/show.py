@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
     composed = compose_arguments(args)
     config = composed.whole
-    set_by = origins(args.overrides, project=composed.project) if args.origin else {}
+    set_by = origins(composed.overrides, project=composed.project) if args.origin else {}
     where = {path: origin_of(path, set_by) for path, _ in flat(config)} if args.origin else {}
     if args.json:
         head = {"name": composed.name, "fingerprint": composed.fingerprint, "folder": str(composed.folder.path), "choices": composed.choices, "config": config}

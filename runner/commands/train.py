@@ -65,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         from samewise.runner.commands.sweep import start
 
         return start(args)
-    from samewise.runner.training.misfits import risen
     from samewise.runner.training.prepare import prepare
 
     composed = _saved(args) if args.config else compose_arguments(args, strict=False)
@@ -75,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         print_summary(ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False)
     elif ready is not None:
         from samewise.runner.training.loop import fit
+        from samewise.runner.training.misfits import risen
 
         print_summary(fit(ready), ready.folder, uri=ready.composed.tracking_uri, as_json=args.json)
         if "debug" in composed.choices and (caution := risen(ready.folder)):

@@ -15,6 +15,7 @@ from samewise.runner.errors import ConfigError, Problem, first_line
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
+    from samewise.runner.config.project import Project
     from samewise.runner.records.folder import RunFolder
     from samewise.runner.records.verify import Comparison, Parting
     from samewise.runner.training.audit import Segment
@@ -93,7 +94,8 @@ def verified(args: argparse.Namespace, folder: RunFolder) -> int:
 
 def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> dict[str, Any]:
     """What is wrong with the record as it lies, and then what a training gives that it does not."""
-    from samewise.runner.config import project, saved
+    from samewise.runner.config import project as projects
+    from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, roots, shapes, sources, verify
@@ -117,8 +119,9 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     altered = [*roots.alterations(folder).get("trace", "").splitlines(), *_other_config(folder, original)]
     said = [*(f"{folder.path}: {one}" for one in altered), *map(str, partings), *([f"{folder.path}: {comparison.missing}"] if comparison.missing else [])]
     verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
+    project = projects.find(args.project)
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
-        again = build(composed, project.find(args.project), RunFolder(Path(temporary)))
+        again = build(composed, project, RunFolder(Path(temporary)))
         said += [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
         foreign = environment.differences(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment)
         if foreign and not args.anyway:
@@ -134,7 +137,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             verdict["audit"] = _audited(args, again, comparison, folder, partings, said)
         apart = next((one for one in partings if one.stage in STAGES and not one.altered), None)
         if apart and not args.coarse:
-            verdict["first"], words = _closely(folder, composed, apart.step, changed=bool(unlike))
+            verdict["first"], words = _closely(folder, composed, project, apart.step, changed=bool(unlike))
             said += words
     said += [f"the config differs: {path}: {one!r} there, {two!r} here" for path, one, two in unlike]
     first = min(partings, key=lambda parting: parting.step, default=None)
@@ -171,16 +174,16 @@ def _trained(again: Run, comparison: Comparison, folder: RunFolder, partings: li
     return [words, *map(str, comparison.partings)]
 
 
-def _closely(folder: RunFolder, composed: Composed, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:
+def _closely(folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:
     """The first thing in which a step differs, and why, in words."""
-    from samewise.runner.config import project, saved
+    from samewise.runner.config import saved
     from samewise.runner.records.folder import RunFolder
     from samewise.runner.training.apart import tell_apart
     from samewise.runner.training.build import build
 
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as one, tempfile.TemporaryDirectory(prefix="samewise-verify-") as two:
         as_it_was = composed if not changed else saved.config_of(folder, QUIET)
-        runs = [build(config, project.find(), RunFolder(Path(place))) for config, place in ((as_it_was, one), *(((composed, two),) if changed else ()))]
+        runs = [build(config, project, RunFolder(Path(place))) for config, place in ((as_it_was, one), *(((composed, two),) if changed else ()))]
         for run in runs:
             run.callbacks.pop("throughput", None)
         try:

@@ -48,6 +48,7 @@ class Composed:
         problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
         label: What was overridden of what decides the result: `lr=0.03 seed=1`; empty where nothing was.
         place: The run's folder, where that is settled already.
+        is_saved: Whether it was read from a run's config.yaml, which does not say what set a value.
     """
 
     cfg: DictConfig
@@ -57,6 +58,7 @@ class Composed:
     problems: tuple[Problem, ...] = ()
     label: str = ""
     place: Path | None = None
+    is_saved: bool = False
 
     @property
     def name(self) -> str:
@@ -186,7 +188,7 @@ def parse(text: str, name: str = "config") -> Composed:
         raise ConfigError(Problem(name, f"is not a run's config: {problem_in_file(error)}")) from None
     assert isinstance(cfg, DictConfig)
     OmegaConf.set_struct(cfg, True)
-    return Composed(cfg, choices, label=label)
+    return Composed(cfg, choices, label=label, is_saved=True)
 
 
 def dump(composed: Composed) -> str:

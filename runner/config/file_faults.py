@@ -138,6 +138,8 @@ def problem_in_file(error: BaseException) -> Problem:
     message = first_line(error, after="raised while composing config:\n").rstrip(".")
     if key:
         message = f"{key[1]}: {message}"
+    if missing := re.search(r"Could not (?:find|load) '([^']+)'", text):
+        return Problem(where, f"names {missing[1]}, which does not exist")
     meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a group's choice for a place that has none: optimizer@optimizer.genrator=sgd
     wrong = re.search(r"Could not override '([^']+)'", text)
     return Problem(where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else "")

@@ -25,11 +25,15 @@ _SCHEMA, _OVERRIDE = "runner/config/schema.py", "override "
 def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     """The file or override that each value comes from: the last that sets it, in the order in which Hydra merges them.
 
+    Args:
+        given: The overrides of a `Composed`.
+        project: Its project.
+
     Returns:
         Config path to `configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `runner/config/schema.py:157`, or `override seed=1`.
     """
     loader = config_loader(project, FileFaults(groups(config_loader(project))))
-    defaults = loader.compute_defaults_list(ROOT, project.with_experiment(given), RunMode.RUN)
+    defaults = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN)
     found = dict[str, str]()
     for default in defaults.defaults:
         name = default.config_path

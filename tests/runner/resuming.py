@@ -221,11 +221,12 @@ def left(folder: Path) -> Paths:
     logged = [(line["step"], {key: value for key, value in line["metrics"].items() if not key.startswith("speed/")}) for line in journal if "metrics" in line]
     checkpoints = folder / "checkpoints"
     state = checkpoint.load(checkpoints / "latest")
+    clocks = ("timings", "checkpoints_sha256")  # a checkpoint holds seconds
     return reachable(
         {
             "trace": [path.read_bytes() for path in folder.glob("trace.jsonl")],
             "journal": [point for point in logged if point[1]],
-            "summary": {key: value for key, value in summary.items() if key != "timings"},
+            "summary": {key: value for key, value in summary.items() if key not in clocks},
             "checkpoints": sorted((path.name, path.resolve().name) for path in checkpoints.iterdir()),
             "last": {key: value for key, value in state.items() if key != "seconds"},
             "artifacts": {str(path.relative_to(folder)): path.read_bytes() for path in sorted((folder / "artifacts").rglob("*")) if path.is_file()},

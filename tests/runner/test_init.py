@@ -41,7 +41,7 @@ def test_a_new_project_is_sound_and_has_an_experiment_of_its_own(samewise: Run, 
     shown = json.loads(samewise("show", "seed=1", "--json", "--origin").stdout)
     assert shown["name"] == "first"
     assert shown["config"]["model"]["_target_"] == "init_lab.model.SmallNet"
-    assert shown["origins"]["optimizer.lr"] == str(here / "init-lab" / "configs" / "experiment" / "first.yaml")
+    assert shown["origins"]["optimizer.lr"] == str(here / "init-lab" / "configs" / "experiment" / "first.yaml") + ":17"
     within = project.find()
     assert Composer(within).compose(["seed=1"]).fingerprint == shown["fingerprint"], "a sweep trains another experiment than `train`"
     assert compose(["experiment=gan_digits"], project=within).name == "gan_digits"

@@ -229,7 +229,7 @@ def test_gradients_are_averaged_and_clipped_as_torch_clips(count: float, nominal
 def test_within_a_phase_the_parameters_of_the_others_gather_nothing_and_do_again_afterwards() -> None:
     mine, others = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     phase = TrainingPhase(0, Phase(), SGD([mine], lr=0.1), others=[others])
-    with contextlib.suppress(ZeroDivisionError), phase.training():
+    with contextlib.suppress(ZeroDivisionError), phase.training(0):
         assert (mine.requires_grad, others.requires_grad) == (True, False)
         raise ZeroDivisionError
     assert (mine.requires_grad, others.requires_grad) == (True, True)
@@ -251,7 +251,7 @@ def test_a_run_knows_its_epoch_its_rates_and_forgets_its_gradients(run: Run) -> 
 
 def test_the_losses_of_a_step_with_one_phase_have_the_recipes_names(run: Run) -> None:
     outcome = train_step(run, next(training_batches(run)))
-    assert set(outcome.losses) == {"loss"}
+    assert set(outcome.losses) == {"loss", "accuracy"}
     assert (outcome.step, run.step, outcome.count) == (1, 1, run.batch_size)
 
 

@@ -36,7 +36,8 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     found += unread.problems(composed)
     wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
     found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # what the choice would have taken is not known
-    return located(list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1], composed.overrides, composed.project)
+    found = list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1]
+    return found if composed.is_saved else located(found, composed.overrides, composed.project)
 
 
 def settings_are_sound(composed: Composed) -> bool:

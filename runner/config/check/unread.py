@@ -34,7 +34,8 @@ def cautions(composed: Composed) -> list[Problem]:
 def _unread(composed: Composed) -> list[Problem]:
     """Of those that the user set, in a file or as an override: a data set of samewise's own has facts that not every model asks for."""
     found = list(_candidates(OmegaConf.to_container(composed.cfg, resolve=False)))
-    if not found or not (composed.project.configs or any(re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides)):
+    users = composed.project.configs or any(re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides)
+    if not found or not users or composed.is_saved:
         return []
     set_by = origins(composed.overrides, project=composed.project)
     return [problem for problem in found if not (set_at(problem.path, set_by) or "configs/").startswith("configs/")]

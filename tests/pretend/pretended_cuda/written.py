@@ -16,6 +16,7 @@ FILE: Final = Path(__file__).parents[1] / "counts.json"
 COMMAND: Final = "python tests/pretend/write_counts.py"
 RECIPES: Final[Mapping[str, tuple[str, ...]]] = {
     "classification": ("experiment=resnet18_digits",),
+    "audio_classification": ("experiment=audio_classification_spoken_digits",),
     "detection": ("experiment=retinanet_coco", "batch_size=2", "replicas=1", "evaluate.batch_size=2"),
     "speech_recognition": ("experiment=wav2letter_spoken_digits",),
     "separation": ("experiment=conv_tasnet_spoken_digits",),
