@@ -128,12 +128,10 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         if cfg is None or in_files.is_unreadable:
             raise ConfigError(*problems)
     chosen = choices_in(cfg)
-    problems += set_for_hydra(cfg.hydra)
+    found = set_for_hydra(cfg.hydra)
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
-    problems += faults.unresolvable(cfg)
-    problems += _settle_run(cfg)
-    problems = located(problems, good, project)
+    problems += located([*found, *faults.unresolvable(cfg), *_settle_run(cfg)], good, project)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good))

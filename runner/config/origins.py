@@ -63,7 +63,8 @@ def origin_of(path: str, set_by: Mapping[str, str]) -> str:
 
 def located(problems: Sequence[Problem], given: Sequence[str], project: Project) -> list[Problem]:
     """Problems with values of the config, each with the line of the file that sets the value, where a file does."""
-    if not any(problem.path and not problem.where for problem in problems):
+    overridden = {override.lstrip("+").partition("=")[0] for override in given}
+    if all(problem.where or problem.path in (*overridden, "") for problem in problems):
         return list(problems)
     set_by, told = origins(given, project=project), list[Problem]()
     for problem in problems:

@@ -110,7 +110,8 @@ TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=n
 WEIGHED = ["loss=cross_entropy", "recipe.loss.weight=[1,2,3,4,5,6,7,8,9,10]"]
 
 
-@pytest.mark.parametrize("chosen", [["loss=focal"], pytest.param(WEIGHED, marks=pytest.mark.slow), pytest.param(["loss=bce"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [["loss=focal"], WEIGHED, ["loss=bce"]])
 def test_a_training_with_a_loss_gives_the_same_bits_in_pieces_and_again(samewise, tmp_path, chosen: list[str]) -> None:
     made = []
     for times in range(2):

@@ -210,6 +210,7 @@ def test_a_lock_holds_versions_and_nothing_else_that_pip_would_take(line: str) -
         locked.read(f"torch==2.9.0\n{line}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("model_signing"), reason="OpenSSF's model-signing is not installed here")
 def test_a_signed_bundle_is_known_by_its_key_and_by_no_other(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     for name in ("mine", "other"):

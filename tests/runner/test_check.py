@@ -205,6 +205,7 @@ def test_a_trial_whose_loss_rises_without_bound_is_warned_of(lr: float, is_warne
     assert ("warning: train/loss: the loss rose from" in done.stderr) is is_warned_of
 
 
+@pytest.mark.slow
 def test_strict_fails_where_a_setting_cannot_do_what_it_says(samewise: Callable[..., Any]) -> None:
     command = ["check", "dataset=digits", "model=resnet20_cifar", "model.width=2", "transforms=images", "batch_size=512", "evaluate.batch_size=64"]
     late = ["scheduler=warmup_cosine", "max_epochs=2", "precision=fp16", "device=cpu"]

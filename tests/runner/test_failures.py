@@ -98,6 +98,7 @@ def test_two_processes_do_not_write_one_run(train, tmp_path):
     assert "is being written by" in done.stderr
 
 
+@pytest.mark.slow
 def test_other_data_in_the_same_folder_is_refused(train, tmp_path):
     pictures = [make_pictures(tmp_path / name, shade) for name, shade in (("one", 0), ("two", 90))]
     settings = [

@@ -90,6 +90,7 @@ def test_without_a_folder_of_configs_it_says_how_to_have_one(samewise: Run, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_runs_own_config_is_trained_again_as_it_is(trained: sw.Trained, samewise: Run) -> None:
     config = trained.folder / "config.yaml"
     done = samewise("train", "--config", config)

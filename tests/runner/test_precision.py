@@ -90,6 +90,7 @@ def test_a_variable_that_says_the_same_is_not(tf32: bool, value: str | None) -> 
     assert overridden(tf32=tf32, variables={} if value is None else {"NVIDIA_TF32_OVERRIDE": value}) is None
 
 
+@pytest.mark.slow
 def test_tf32_on_the_cpu_is_warned_of(samewise: Callable[..., Any], tmp_path: Path, restored: None) -> None:
     given = ("experiment=gan_digits", "debug=tiny", "max_steps=1", "device=cpu", "tracking=none", "evaluate.pictures=false", f"run_root={tmp_path}")
     warning = "warning: precision.tf32: has no effect on the CPU"

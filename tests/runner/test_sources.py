@@ -303,6 +303,7 @@ def test_the_version_of_a_library_that_the_code_imports_is_compared(lab):
     assert told == [f"version of PyYAML was {found['PyYAML']!r} and is '0'"]
 
 
+@pytest.mark.slow
 def test_a_process_that_has_imported_other_code_than_the_files_hold_now_trains_neither(train, samewise, lab):
     assert train().returncode == 0
     edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
@@ -316,6 +317,7 @@ def test_a_process_that_has_imported_other_code_than_the_files_hold_now_trains_n
     assert len(runs(lab)) == 2
 
 
+@pytest.mark.slow
 def test_train_fresh_trains_again_beside_what_is_there_and_the_latest_counts(train, samewise, lab, tmp_path):
     assert train("--fresh").returncode == 0
     (first,) = runs(lab)
@@ -342,6 +344,7 @@ def test_train_fresh_trains_again_beside_what_is_there_and_the_latest_counts(tra
     assert "--fresh" in done.stderr
 
 
+@pytest.mark.slow
 def test_another_version_of_samewises_own_code_is_another_environment_and_is_named(train, samewise, lab, tmp_path):
     assert train().returncode == 0
     (run,) = runs(lab)
@@ -373,6 +376,7 @@ def test_an_old_result_is_given_without_importing_torch_or_the_code(train, lab, 
     assert not imported & {"torch", "mlflow", "lab_of_code"}
 
 
+@pytest.mark.slow
 def test_a_sweep_of_other_code_is_another_sweep_and_no_job_of_the_first_trains_it(train, samewise, lab, tmp_path):
     from samewise.runner.launchers import job
     from samewise.runner.launchers.snapshot import snapshot

@@ -47,6 +47,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     return folder, done, next((folder / "runs" / "sweeps").iterdir()).name
 
 
+@pytest.mark.slow
 def test_one_failed_job_does_not_stop_the_rest_and_is_told_at_once(swept, points) -> None:
     folder, done, name = swept
     assert done.returncode == 1
@@ -75,6 +76,7 @@ def test_the_table_has_mean_spread_and_interval_over_seeds(swept) -> None:
     assert "2 finished" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_same_sweep_in_python_runs_nothing_again_and_retrying_runs_what_failed(swept, points, capfd, monkeypatch) -> None:
     folder, _, name = swept
     monkeypatch.chdir(folder)

@@ -32,12 +32,12 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
     whole = composed.whole
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
-    found = [*composed.problems, *settings_problems(whole), *of_components, *commands.problems(composed, project), *machine.problems(composed.cfg)]
+    found = [*settings_problems(whole), *of_components, *commands.problems(composed, project), *machine.problems(composed.cfg)]
     found += unread.problems(composed)
     wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
     found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # what the choice would have taken is not known
-    found = list({(problem.path, problem.message): problem for problem in reversed(found)}.values())[::-1]
-    return found if composed.is_saved else located(found, composed.overrides, composed.project)
+    found = found if composed.is_saved else located(found, composed.overrides, composed.project)
+    return list({(problem.path, problem.message): problem for problem in reversed([*composed.problems, *found])}.values())[::-1]
 
 
 def settings_are_sound(composed: Composed) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard, cast
-
-from omegaconf import OmegaConf
 
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import at, flat
@@ -87,13 +87,20 @@ def keys_are_known(cfg: Config) -> Iterator[Problem]:
     for key, value in cfg.items():
         if key not in known:
             yield Problem(key, "no such key", hint=nearest(key, known))
-        elif isinstance(value, Mapping) and (parts := getattr(OmegaConf.get_type(OmegaConf.structured(Experiment), key), "__dataclass_fields__", None)):
+        elif isinstance(value, Mapping) and (parts := _sections().get(key)):
             for part in cast(Config, value):
                 if part not in parts:  # +loader.x=1: Hydra adds it
                     yield Problem(f"{key}.{part}", "no such key", hint=nearest(part, parts))
     for key in known:
         if key not in cfg:
             yield Problem(key, "was removed, but every experiment needs it", hint="to switch a part off, choose `none` if the group has it")
+
+
+@cache
+def _sections() -> dict[str, list[str]]:
+    """The keys of each section of the settings."""
+    found = {field.name: field.default_factory for field in fields(Experiment) if field.default_factory is not MISSING}
+    return {name: [key.name for key in fields(kind)] for name, kind in found.items() if is_dataclass(kind)}
 
 
 def nothing_is_missing(cfg: Config) -> Iterator[Problem]:

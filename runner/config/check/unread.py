@@ -21,19 +21,19 @@ _READ = {"dataset": SPLITS, "transforms": ("train", "eval"), "transforms.train":
 
 def problems(composed: Composed) -> list[Problem]:
     """The keys of the user's that nothing reads and that are spelled like one that is there."""
-    return [problem for problem in _unread(composed) if problem.hint]
+    return _unread(composed, alike=True)
 
 
 def cautions(composed: Composed) -> list[Problem]:
     """The others."""
     hint = "leave it out, or refer to it: ${%s}"
-    found = [replace(problem, hint=hint % problem.path) for problem in _unread(composed) if not problem.hint]
+    found = [replace(problem, hint=hint % problem.path) for problem in _unread(composed, alike=False)]
     return located(found, composed.overrides, composed.project)
 
 
-def _unread(composed: Composed) -> list[Problem]:
+def _unread(composed: Composed, *, alike: bool) -> list[Problem]:
     """Of those that the user set, in a file or as an override: a data set of samewise's own has facts that not every model asks for."""
-    found = list(_candidates(OmegaConf.to_container(composed.cfg, resolve=False)))
+    found = [one for one in _candidates(OmegaConf.to_container(composed.cfg, resolve=False)) if bool(one.hint) is alike]
     users = composed.project.configs or any(re.match(r"\+*(dataset|transforms)\.", override) for override in composed.overrides)
     if not found or not users or composed.is_saved:
         return []
