@@ -45,12 +45,12 @@ def misfit(error: Exception | SystemExit) -> Problem:
 
 
 def risen(folder: RunFolder) -> Problem | None:
-    """A loss that is ten times the first in the last quarter of a run's steps: of a training for a trial, a sign that the real one will diverge."""
+    """A loss that is five times the first in the second half of a run's steps: of a training for a trial, a sign that the real one will diverge."""
     losses = [float.fromhex(line["loss"]) for _, line in sorted(trace.read_trace_of(folder)[1].items())]
     if len(losses) < 4:
         return None
-    first, last = losses[0], median(losses[-len(losses) // 4 :])
-    if first <= 0 or last <= 10 * first:
+    first, last = losses[0], median(losses[len(losses) // 2 :])
+    if first <= 0 or last <= 5 * first:
         return None
     words = f"the loss rose from {first:.3g} to {last:.3g} in {len(losses)} steps"
     return Problem("train/loss", words, hint="a lower optimizer.lr, a warm-up (scheduler=warmup_cosine), or clip_norm=1")

@@ -57,7 +57,7 @@ def page() -> str:
     """The whole page, every command run."""
     table = "".join(f"| {what} | {why} |\n" for what, (why, _) in WARNINGS.items())
     table += "| `train callbacks=a,b` | it is a sweep, a training for each; `callbacks=[a,b]` is one training with both |\n"
-    table += "| A loss that has grown tenfold at the end of `debug=...` | the learning rate is too high, or the model is not sound |\n"
+    table += "| A loss that is five times the first in the second half of `debug=...` | the learning rate is too high, or the model is not sound |\n"
     blocks = []
     for what, (_, overrides) in WARNINGS.items():
         command = f"    $ samewise check {SMALL} {shlex.join(overrides.split())}"

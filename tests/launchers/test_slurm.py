@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -48,12 +46,7 @@ def alone(samewise, tmp_path, seed: int, *overrides: str) -> str:
 def test_eight_jobs_two_preempted_one_requeued_and_one_out_of_time_give_the_bits_of_runs_alone(samewise, cluster, lab, tmp_path):
     sweep = [*TINY, f"run_root={tmp_path}", "seed=range(8)", "launcher=slurm", "launcher.poll_s=0.5"]
     lab.hold(0, 1, 2, 7)
-    samewise("sweep", *sweep, "--list")  # imports torch, which a command does once
-    began, busy = time.monotonic(), os.times()
     assert "8 jobs submitted" in samewise("sweep", *sweep).stderr
-    now = os.times()
-    print(f"submitted after {time.monotonic() - began:.2f} s")
-    assert now.user + now.system + now.children_user + now.children_system - sum(busy[:4]) < 2  # of the processor's time: others may use it too
     assert "8 points, 0 to run" in samewise("sweep", *sweep).stderr  # queued or running: not a second time
     assert len(cluster.jobs()) == 8
 
