@@ -151,6 +151,7 @@ def voc(root: Path, *, box: str = "<xmin>4</xmin><ymin>3</ymin><xmax>30</xmax><y
     return root
 
 
+@pytest.mark.slow
 def test_the_blood_cells_recipe_trains_on_data_of_its_layout(project: Project, tmp_path: Path):
     overrides = ["experiment=retinanet_bccd", f"dataset.root={voc(tmp_path / 'cells')}", "dataset.size=[48,64]", "model.channels=32"]
     run = built(project, tmp_path / "run", *overrides)

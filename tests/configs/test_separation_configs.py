@@ -62,6 +62,7 @@ def test_the_published_recipes_are_composed_as_published(samewise, mixtures):
         assert (stopping and stopping["patience"]) == (30 if experiment == "conv_tasnet_libri2mix" else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["conv_tasnet_libri2mix", "conv_tasnet_wsj0_2mix"])
 def test_the_published_recipes_train_on_data_of_their_layout(samewise, mixtures, tmp_path, experiment):
     done = samewise("train", f"experiment={experiment}", f"dataset.root={mixtures}", f"run_root={tmp_path}/runs", *SMALL, *NARROW, *FEW, "--json")
@@ -69,6 +70,7 @@ def test_the_published_recipes_train_on_data_of_their_layout(samewise, mixtures,
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
 
 
+@pytest.mark.slow
 def test_mixtures_of_spoken_digits_train_on_some_takes_and_are_validated_on_others(samewise, digits, tmp_path):
     small = ["dataset.samples=4", "dataset.valid_samples=2", "dataset.seconds=0.2"]
     overrides = ["experiment=conv_tasnet_spoken_digits", f"dataset.root={digits}", f"run_root={tmp_path}/runs", *small]

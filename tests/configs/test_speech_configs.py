@@ -54,6 +54,7 @@ def test_the_published_recipe_is_composed_as_published(samewise, librispeech):
     assert [(part["n_mfcc"], part["n_mels"], part["n_fft"], part["hop_length"], part["sample_rate"]) for part in front] == [(13, 13, 400, 160, 16000)]
 
 
+@pytest.mark.slow
 def test_the_published_recipe_is_built(samewise, librispeech):
     checked = samewise("check", *PUBLISHED, f"dataset.root={librispeech}", "batch_size=6")
     assert checked.returncode == 0, checked.stdout + checked.stderr

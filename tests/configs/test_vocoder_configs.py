@@ -51,6 +51,7 @@ def test_the_published_recipes_are_composed_as_published(samewise, recordings):
         assert (config["optimizer"]["lr"], config["clip_norm"], config["optimizer"]["_target_"]) == (1e-4, 4.0, "torch.optim.Adam")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [["recipe.output=mu_law"], ["recipe.output=logistics", "recipe.n_classes=30"]])
 @pytest.mark.parametrize("experiment", SOME)
 def test_each_experiment_trains_on_data_of_its_layout(samewise, recordings, tmp_path, experiment, output):

@@ -50,6 +50,7 @@ def test_a_pipeline_s_settings_and_cut_are_checked(samewise) -> None:
     assert "accumulate=2" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_process_replays_what_512_ranks_would_compute(samewise, tmp_path) -> None:
     """That one process computes what several do, test_any_number_of_ranks.py says; this one says that 512 are not too many for it."""
     model = ["model=resnet20_cifar", "model.depth=8", "model.width=2"]

@@ -97,7 +97,9 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("what", ["infinite gradient", "nan gradient"])
-@pytest.mark.parametrize("more", [(), ("clip_norm=1",), ("replicas=2", "strategy=elastic", "model.after=5")])
+@pytest.mark.parametrize(
+    "more", [(), *(pytest.param(more, marks=pytest.mark.slow) for more in (("clip_norm=1",), ("replicas=2", "strategy=elastic", "model.after=5")))]
+)
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_step(train, what, more):
     done, folder = train("model=spoilt", f"model.what={what}", *more)
     assert done.returncode == 1, done.stderr

@@ -94,6 +94,7 @@ def test_statistics_go_on_where_that_is_asked_for(how: str, tmp_path: Path) -> N
     assert {name.rpartition(".")[2] for name in below(names, "layer1.")} == {"running_mean", "running_var", "num_batches_tracked"}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_them_and_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path, samewise: Callable[..., Any]) -> None:
     given = [*TINY, *BY_INITIALISE, "checkpoint.every_steps=2", "checkpoint.keep_last=9"]
     whole = json.loads(samewise("train", *given, f"run_root={tmp_path / 'whole'}", "--json").stdout)

@@ -30,6 +30,7 @@ def summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_step_optimizer_schedule_and_averages(samewise, tmp_path):
     whole = train(samewise, tmp_path / "whole", "max_steps=4", "callbacks=ema", "callbacks.ema.every_steps=1")
     checkpoint = shutil.move(whole / "checkpoints" / "step-00000002", tmp_path / "kept")

@@ -42,7 +42,10 @@ def test_every_choice_is_drawn():
     assert all(name in drawn_callbacks for name in choices_of("callbacks", project=Project(Path.cwd())) if name not in ("none", "progress"))
 
 
-@pytest.mark.parametrize(("number", "optimizer", "scheduler"), [(number, *pair) for number, pair in enumerate(zip(OPTIMIZERS, SCHEDULERS, strict=False))])
+@pytest.mark.parametrize(
+    ("number", "optimizer", "scheduler"),
+    [pytest.param(number, *pair, marks=[pytest.mark.slow] * (number % 2)) for number, pair in enumerate(zip(OPTIMIZERS, SCHEDULERS, strict=False))],
+)
 def test_each_optimizer_and_schedule_with_a_random_choice_of_the_rest(resumed, number, optimizer, scheduler):
     overrides = drawn(random.Random(number), optimizer, scheduler)
     assert resumed(*overrides) is None, f"samewise train {' '.join(overrides)}"

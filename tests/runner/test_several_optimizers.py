@@ -28,6 +28,7 @@ def trained(samewise, run_root: Path, *overrides: str) -> Path:
     return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_same_bits_run_again_and_killed_and_resumed_with_workers(samewise, promise, tmp_path):
     reference = trained(samewise, tmp_path / "reference")

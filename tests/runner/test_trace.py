@@ -132,6 +132,7 @@ def test_the_weights_digest_covers_names_dtypes_shapes_and_bytes():
         assert weights_sha256(other) != digest
 
 
+@pytest.mark.slow
 def test_a_sparse_trace_digests_the_recorded_steps_only_and_says_of_them_what_a_full_one_says(tmp_path, samewise, monkeypatch):
     given = ("experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=7", "accumulate=2")
     lines, calls = {}, {}

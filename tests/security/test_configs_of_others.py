@@ -153,7 +153,11 @@ def test_every_config_of_samewise_is_far_within_the_limits(repository: Path) -> 
 
 @pytest.mark.parametrize(
     "told",
-    ["tracking: {uri: 'http://theirs.example:5000'}", "tracking: {artifact_location: 's3://theirs/x'}", "tracking: {uri: databricks}"],
+    [
+        "tracking: {uri: 'http://theirs.example:5000'}",
+        pytest.param("tracking: {artifact_location: 's3://theirs/x'}", marks=pytest.mark.slow),
+        pytest.param("tracking: {uri: databricks}", marks=pytest.mark.slow),
+    ],
 )
 def test_an_address_in_a_config_of_others_is_not_sent_to(told: str, theirs: Callable[[str], Path], tmp_path: Path) -> None:
     theirs(told)
