@@ -11,10 +11,10 @@ from typing import Any, Literal, final
 import torch
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.audio_files import match_audio
 from samewise.datasets.parts.keyed_split import in_split
 from samewise.datasets.parts.recordings import Cache, Recordings, fitted
-from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem, nearest
 
 
 @final
@@ -57,10 +57,7 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         cache: Cache = "none",
     ) -> None:
         folder = Path(root).expanduser()
-        matched = {name: found for name in list_audio(folder) if (found := _compiled(pattern).fullmatch(name))}
-        if not matched:
-            expected = "a folder for each class, or a dataset.pattern of your own"
-            raise DataError(Problem(str(folder), "the pattern matches no recording there", pattern, expected, "set dataset.root=FOLDER"))
+        matched = match_audio(folder, pattern, marks={"label": "class"}, expected="a folder for each class, or a dataset.pattern of your own")
         self.classes = list(classes) if classes is not None else sorted({found["label"] for found in matched.values()})
         _check_classes(folder, self.classes, num_classes, {found["label"]: name for name, found in matched.items()})
         chosen = _of_split(matched, split, shares, key, str(folder))
@@ -88,16 +85,6 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         """32 hex digits of the recordings, their labels, and what is taken of each."""
         what = (self._recordings.fingerprint() if self._recordings else "", self.classes, self._labels.tolist(), self._frames, self._training)
         return blake2b(repr(what).encode(), digest_size=16).hexdigest()
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(Problem("dataset.pattern", f"is not a valid regular expression: {error}", pattern)) from None
-    if "label" not in compiled.groupindex:
-        raise ConfigError(Problem("dataset.pattern", "does not mark the class in a file's name", pattern, "a group (?P<label>...)"))
-    return compiled
 
 
 def _of_split(matched: Mapping[str, re.Match[str]], split: str, shares: Mapping[str, float], key: str, where: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.audio_files import match_audio
 from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import ConfigError, DataError, Problem
 
@@ -115,19 +114,10 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
 
 def _by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list[str]]:
     """The names of each speaker's files, speakers sorted."""
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(Problem("dataset.pattern", f"is not a valid regular expression: {error}", pattern)) from None
-    if "speaker" not in compiled.groupindex:
-        raise ConfigError(Problem("dataset.pattern", "does not mark the speaker in a file's name", pattern, "a group (?P<speaker>...)"))
     found = dict[str, list[str]]()
-    for name in list_audio(folder):
-        if match := compiled.fullmatch(name):
-            found.setdefault(match["speaker"], []).append(name)
-    if not found:
-        reason = "the pattern matches no recording there"
-        raise DataError(Problem(str(folder), reason, pattern, "a folder for each speaker, or a dataset.pattern of your own", "set dataset.root=FOLDER"))
+    expected = "a folder for each speaker, or a dataset.pattern of your own"
+    for name, match in match_audio(folder, pattern, marks={"speaker": "speaker"}, expected=expected).items():
+        found.setdefault(match["speaker"], []).append(name)
     if len(found) < wanted:
         speakers = ", ".join(sorted(found))
         reason = f"has recordings of {len(found)} speaker{'s' if len(found) > 1 else ''} ({speakers}), too few for mixtures of {wanted}"

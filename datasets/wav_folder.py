@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.parts.audio_files import list_audio
+from samewise.datasets.parts.audio_files import match_audio
 from samewise.datasets.parts.clips import Clips
 from samewise.datasets.parts.recordings import Cache, Recordings
-from samewise.runner.errors import ConfigError, DataError, Problem
 
 
 @final
@@ -31,11 +29,4 @@ class WavFolder(Clips):
 
     def __init__(self, *, root: str, samples: int, context: int, sample_rate: int, pattern: str = ".+", cache: Cache = "none") -> None:
         folder = Path(root).expanduser()
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(Problem("dataset.pattern", f"is not a valid regular expression: {error}", pattern)) from None
-        names = [name for name in list_audio(folder) if compiled.fullmatch(name)]
-        if not names:
-            raise DataError(Problem(str(folder), "the pattern matches no recording there", pattern, hint="set dataset.root=FOLDER"))
-        super().__init__(Recordings(folder, names, sample_rate=sample_rate, cache=cache), samples=samples, context=context)
+        super().__init__(Recordings(folder, list(match_audio(folder, pattern)), sample_rate=sample_rate, cache=cache), samples=samples, context=context)

@@ -17,6 +17,7 @@ from samewise.datasets.parts import image_files, video_files
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
+from samewise.recipes.parts.labelled_images import as_record, as_tensor, stacked
 from samewise.recipes.parts.losses import shares
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
@@ -95,9 +96,9 @@ class Classification(Recipe):
         Raises:
             DataError: images of different sizes, a sample of another form, or a label out of range.
         """
-        records = [_record(sample) for sample in samples]
+        records = [as_record(sample) for sample in samples]
         batch = {
-            "image": _stacked([_as_tensor(record["image"]) for record in records]),
+            "image": stacked([as_tensor(record["image"]) for record in records]),
             "label": self.labels([record["label"] for record in records]),
         }
         if len(records[0]) > 2:
@@ -304,50 +305,6 @@ class Classified(Prediction):
             return str(label)
         name = self.classes[label]
         return name if self.classes.count(name) == 1 else f"{name} ({label})"
-
-
-def _record(sample: Any) -> Mapping[str, Any]:
-    if isinstance(sample, dict | Mapping) and "image" in sample and "label" in sample:
-        return sample
-    if isinstance(sample, tuple | list) and len(sample) == 2:
-        return {"image": sample[0], "label": sample[1]}
-    form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
-    raise DataError(Problem("dataset", "a sample is not an image and its label", form, "a dict with `image` and `label`, or a pair (image, label)"))
-
-
-def _as_tensor(image: Any) -> Tensor:
-    if type(image) is Tensor and image.dim() in (3, 4):  # an image, or a clip [T, C, H, W]
-        return image
-    if isinstance(image, Tensor):
-        image = image.as_subclass(Tensor)  # a tv_tensors.Image: its subclass would slow down every operation that follows
-        if image.dim() in (2, 3):
-            return image.reshape(-1, *image.shape[-2:])
-        raise DataError(Problem("dataset", "an image tensor has the wrong shape", list(image.shape), "[channels, height, width]"))
-    from torchvision.transforms.v2 import functional  # only data sets without a transform to tensors need it
-
-    try:
-        if getattr(image, "mode", "RGB") not in ("L", "RGB", "I;16", "F"):  # palettes, transparency, CMYK
-            image = image.convert("L" if image.mode == "1" else "RGB")
-        return functional.pil_to_tensor(image) if hasattr(image, "getbands") else functional.to_image(image).as_subclass(Tensor)
-    except (TypeError, ValueError):
-        raise DataError(Problem("dataset", "an image has an unknown type", type(image).__name__, "a tensor [C, H, W], a PIL image or an array")) from None
-
-
-def _stacked(images: Sequence[Tensor]) -> Tensor:
-    try:
-        return torch.stack(list(images))
-    except RuntimeError:
-        sizes = list(dict.fromkeys("x".join(map(str, image.shape)) for image in images))
-    shown = ", ".join(sizes[:4]) + (f" and {len(sizes) - 4} more" if len(sizes) > 4 else "")
-    raise DataError(
-        Problem(
-            "transforms",
-            "the images of a batch differ in size (channels x height x width)",
-            shown,
-            "images of one size, after the sample transforms",
-            "crop or resize them in transforms.train.sample and transforms.eval.sample, as transforms=imagenet does",
-        )
-    )
 
 
 def _check_range(labels: Tensor, classes: int, reason: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -101,6 +102,32 @@ def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
 def resample(waveform: Tensor, *, from_rate: int, to_rate: int) -> Tensor:
     """float32[..., T] at one rate in Hz to float32[..., ceil(T * to_rate / from_rate)] at another (torchaudio.functional.resample)."""
     return waveform if from_rate == to_rate else _resampler(from_rate, to_rate)(waveform)
+
+
+def match_audio(folder: Path, pattern: str, *, marks: Mapping[str, str] | None = None, expected: str = "") -> dict[str, re.Match[str]]:
+    """The audio files below a folder whose names, as `list_audio` gives them, match `dataset.pattern` from end to end.
+
+    Args:
+        folder: Where they are.
+        pattern: A regular expression.
+        marks: Groups that it must have, by name, and what each marks, in words.
+        expected: What would match, for the message where nothing does.
+
+    Raises:
+        ConfigError: the pattern is not a valid regular expression, or lacks a group.
+        DataError: the folder does not exist, or no file matches.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(Problem("dataset.pattern", f"is not a valid regular expression: {error}", pattern)) from None
+    for group, what in (marks or {}).items():
+        if group not in compiled.groupindex:
+            raise ConfigError(Problem("dataset.pattern", f"does not mark the {what} in a file's name", pattern, f"a group (?P<{group}>...)"))
+    matched = {name: found for name in list_audio(folder) if (found := compiled.fullmatch(name))}
+    if not matched:
+        raise DataError(Problem(str(folder), "the pattern matches no recording there", pattern, expected, "set dataset.root=FOLDER"))
+    return matched
 
 
 def list_audio(folder: str | os.PathLike[str], *, extensions: Sequence[str] = EXTENSIONS) -> list[str]:

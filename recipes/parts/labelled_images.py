@@ -1,0 +1,70 @@
+"""What data sets of labelled images give, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samewise.runner.errors import DataError, Problem
+
+
+def as_record(sample: Any) -> Mapping[str, Any]:
+    """A sample as a data set gives it, a dict or a pair, as a dict with `image` and `label`.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(sample, dict | Mapping) and "image" in sample and "label" in sample:
+        return sample
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return {"image": sample[0], "label": sample[1]}
+    form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
+    raise DataError(Problem("dataset", "a sample is not an image and its label", form, "a dict with `image` and `label`, or a pair (image, label)"))
+
+
+def as_tensor(image: Any) -> Tensor:
+    """A tensor[C, H, W] or clip[T, C, H, W] as it is; a PIL image or an array[H, W] or [H, W, C] as uint8[C, H, W].
+
+    Raises:
+        DataError: it is something else.
+    """
+    if type(image) is Tensor and image.dim() in (3, 4):  # an image, or a clip [T, C, H, W]
+        return image
+    if isinstance(image, Tensor):
+        image = image.as_subclass(Tensor)  # a tv_tensors.Image: its subclass would slow down every operation that follows
+        if image.dim() in (2, 3):
+            return image.reshape(-1, *image.shape[-2:])
+        raise DataError(Problem("dataset", "an image tensor has the wrong shape", list(image.shape), "[channels, height, width]"))
+    from torchvision.transforms.v2 import functional  # only data sets without a transform to tensors need it
+
+    try:
+        if getattr(image, "mode", "RGB") not in ("L", "RGB", "I;16", "F"):  # palettes, transparency, CMYK
+            image = image.convert("L" if image.mode == "1" else "RGB")
+        return functional.pil_to_tensor(image) if hasattr(image, "getbands") else functional.to_image(image).as_subclass(Tensor)
+    except (TypeError, ValueError):
+        raise DataError(Problem("dataset", "an image has an unknown type", type(image).__name__, "a tensor [C, H, W], a PIL image or an array")) from None
+
+
+def stacked(images: Sequence[Tensor]) -> Tensor:
+    """Images of one size as a batch.
+
+    Raises:
+        DataError: their sizes differ.
+    """
+    try:
+        return torch.stack(list(images))
+    except RuntimeError:
+        sizes = list(dict.fromkeys("x".join(map(str, image.shape)) for image in images))
+    shown = ", ".join(sizes[:4]) + (f" and {len(sizes) - 4} more" if len(sizes) > 4 else "")
+    raise DataError(
+        Problem(
+            "transforms",
+            "the images of a batch differ in size (channels x height x width)",
+            shown,
+            "images of one size, after the sample transforms",
+            "crop or resize them in transforms.train.sample and transforms.eval.sample, as transforms=imagenet does",
+        )
+    )
