@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from samewise_runner_drops import DROPS
 
 from samewise.runner.records.digest import combine, state_digest
 
 PACKAGE = "lab_of_audits"
-LAB = """
+LAB = (
+    DROPS
+    + """
 from torch import nn
-from samewise.runner.optim.schedules import Schedule
 
 class Net(nn.Module):
     def __init__(self):
@@ -28,15 +30,8 @@ class Net(nn.Module):
 
     def forward(self, pixels):
         return self.last(self.norm(self.first(pixels.flatten(1))).relu())
-
-class Drops(Schedule):
-    def __init__(self, drops_at, *, momentum):
-        super().__init__(unit="step")
-        self.drops_at, self.momentum = drops_at, momentum
-
-    def at(self, step, options, group):
-        return {**options, "momentum": self.momentum} if step + 1 >= self.drops_at else options
 """
+)
 TINY = [
     *("dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=ema", "name=audited"),
     *("~model", "+model={_target_: lab_of_audits.Net}", "optimizer=sgd", "optimizer.momentum=0.9", "evaluate.limit=2", "optimizer.lr=0.01"),

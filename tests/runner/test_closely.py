@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samewise_runner_drops import DROPS
 
 from samewise.runner.records.environment import expectation
 
 PACKAGE = "lab_of_looks"
-LAB = """
+LAB = (
+    DROPS
+    + """
 import os
 import numpy as np
 import torch
 from torch import nn
-from samewise.runner.optim.schedules import Schedule
 
 class Marks(torch.utils.data.Dataset):
     classes = [str(digit) for digit in range(10)]
@@ -55,15 +57,8 @@ class Net(nn.Module):
             if number == 2:
                 values = self.noise(values)
         return values
-
-class Drops(Schedule):
-    def __init__(self, drops_at, *, momentum):
-        super().__init__(unit="step")
-        self.drops_at, self.momentum = drops_at, momentum
-
-    def at(self, step, options, group):
-        return {**options, "momentum": self.momentum} if step + 1 >= self.drops_at else options
 """
+)
 TINY = [
     *("dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none", "name=looked_at", "max_steps=6"),
     *("~model", "+model={_target_: lab_of_looks.Net, dropout_after: 1, noisy: false}", "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.01"),
