@@ -16,7 +16,7 @@ TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-changed test-slow test-all bench mutants lint types format lock clean
+.PHONY: help install demo test test-changed test-slow test-all bench mutants faults lint types format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ bench: install ## measure: time per step and time to the first step, as ratios
 
 mutants: install ## plant small faults, one at a time, and count those that the default tests find (an hour on two cores; SHARE=0.2 tries a fifth)
 	$(BIN)/python tests/mutation/mutants.py --jobs $(JOBS) --share $(or $(SHARE),1)
+
+faults: install ## strike N trainings (100) by kills, failing disks, jumping clocks and lying servers; nothing may be lost or differ (needs gcc)
+	$(BIN)/python tests/faults/campaign.py --trials $(or $(N),100) --jobs $(JOBS) --seed $(or $(SEED),0)
 
 lint: install ## check style, format, and that imports run one way
 	$(BIN)/ruff check .

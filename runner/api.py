@@ -125,7 +125,7 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
             set_variables(composed.cfg.reproducibility)
         from samewise.runner.training.undisturbed import undisturbed
 
-        with undisturbed(composed.cfg.reproducibility):
+        with undisturbed():
             ready = prepare(composed)
             from samewise.runner.training.loop import fit
             from samewise.runner.training.run import Run
@@ -174,7 +174,7 @@ def load(
     from samewise.runner.training.build import build_predictor
     from samewise.runner.training.undisturbed import undisturbed
 
-    with undisturbed(composed.cfg.reproducibility):
+    with undisturbed():
         state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, str(checkpoint)).path)
         classes = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", [])
         predictor = build_predictor(composed, composed.project, state, classes=classes, weights=weights)
@@ -204,7 +204,7 @@ def predict(
     loaded = run if isinstance(run, LoadedRun) else load(run, **how)
     from samewise.runner.training.undisturbed import undisturbed
 
-    with undisturbed(loaded.config.cfg.reproducibility):
+    with undisturbed():
         predictor, folder = loaded.transforms.predictor, None if output is None else Path(output)
         made = predictor.predict_files(predictor.files([Path(file) for file in files]), folder, threshold=threshold, batch=batch)
         return [prediction for _, prediction, _ in made]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
 from samewise.runner.commands import commands
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, describe, nearest
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, close, describe, nearest, traced
 from samewise.runner.secrets import plain_output
 
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     except BaseException as error:
         if debug:
-            traceback.print_exc()
+            print(traced(error), end="", file=sys.stderr)
         return _say(error)
 
 
@@ -97,9 +96,8 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(Problem(self.prog, message, hint=help_))
 
     def _meant(self, name: str, value: str, options: Sequence[str]) -> str:
-        hint = nearest(name, options)
-        if hint.startswith("did you mean"):
-            return hint
+        if bare := close(name.lstrip("-"), [option.lstrip("-") for option in options]):
+            return bare.replace("'", "'--", 1)
         takes_settings = any(action.dest == "overrides" for action in self._actions)
         return f"settings are written without dashes: {name.lstrip('-').replace('-', '_')}={value}" if takes_settings else ""
 

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import sysconfig
+import textwrap
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,15 +48,11 @@ class Problem:
     where: str = ""
 
     def __str__(self) -> str:
+        to_do = f"hint: {self.hint}" if self.hint else f"expected: {self.expected}" if self.expected else ""  # the first line is read first, and often alone
         head = ": ".join(filter(None, [self.where, self.path, self.message]))
-        lines = [head]
-        if self.value is not ...:
-            lines.append(f"    value:    {_shown(self.value)}")
-        if self.expected:
-            lines.append(f"    expected: {self.expected}")
-        if self.hint:
-            lines.append(f"    hint:     {self.hint}")
-        return "\n".join(lines)
+        value = f"    value:    {_shown(self.value)}" if self.value is not ... else ""
+        expected = f"    expected: {self.expected}" if self.expected and self.hint else ""
+        return "\n".join(filter(None, ["; ".join(filter(None, [head, to_do])), value, expected]))
 
 
 class SamewiseError(Exception):
@@ -163,12 +160,29 @@ def in_short(error: BaseException) -> str:
     return (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...") or type(error).__name__
 
 
-def raised_at(error: BaseException) -> str:
-    """Where an error was raised: the file, the line, the function, and the line's text; the user's own, where a library raised it."""
+def raised_at(error: BaseException, *, anywhere: bool = True) -> str:
+    """Where an error was raised: the file, the line, the function, and the line's text; the user's own, where a library raised it.
+
+    Args:
+        error: The error.
+        anywhere: Whether a library's line is told where no line is the user's; else nothing is.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]
-    at = next(reversed(own or frames), None)
+    at = next(reversed(own or (frames if anywhere else [])), None)
     return f"raised at {at.filename}:{at.lineno}, in {at.name}: {(at.line or '')[:_LONGEST]}" if at else ""
+
+
+def without_heading(said: str) -> str:
+    """What `describe` says, without `error:` or the number of problems."""
+    first, _, rest = said.partition("\n")
+    return textwrap.dedent(rest) if rest and first.endswith(":") else re.sub(r"^(error|interrupted): ", "", said)
+
+
+def traced(error: BaseException) -> str:
+    """The traceback to show: that of the error behind one of ours, where there is one, so that its last frames are those that failed."""
+    cause = error.__cause__ if isinstance(error, SamewiseError) else None
+    return "".join(traceback.format_exception(cause or error))
 
 
 def ends_process(who: str, error: SystemExit) -> tuple[str, str]:
@@ -184,23 +198,22 @@ def describe(error: BaseException) -> tuple[int, str]:
 
 def _described(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SamewiseError):
-        count = len(error.problems)
+        if len(error.problems) == 1:
+            return error.exit_code, f"{'interrupted' if error.exit_code == INTERRUPTED else 'error'}: {error.problems[0]}"
         lines = [f"  {line}" for problem in error.problems for line in str(problem).splitlines()]
-        head = "interrupted:" if error.exit_code == INTERRUPTED else f"{count} problems:" if count > 1 else "error:"
-        return error.exit_code, "\n".join([head, *lines])
+        return error.exit_code, "\n".join([f"{len(error.problems)} problems:", *lines])
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted; run the same command again to resume from the last checkpoint"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f" at {error.filename}" if error.filename else ""
-        hint = "free some space, then run the same command again to resume from the last checkpoint"
-        return 1, f"error:\n  the disk is full{where}\n    hint:     {hint}"
+        return 1, f"error: the disk is full{where}; hint: free some space, then run the same command again to resume from the last checkpoint"
     if isinstance(error, SystemExit):
         message, where = ends_process("something", error)
-        return 1, f"error:\n  {message}\n    hint:     {where}"
+        return 1, f"error: {message}; hint: {where}"
     if isinstance(error, MemoryError):
-        return 1, "error:\n  there is not enough memory\n    hint:     a smaller model, batch_size or loader.num_workers; --debug shows where"
+        return 1, "error: there is not enough memory; hint: a smaller model, batch_size or loader.num_workers; --debug shows where"
     message = f": {said}" if (said := in_short(error)) != type(error).__name__ else ""
-    return 1, f"error:\n  {type(error).__name__}{message}\n    hint:     run again with --debug for the traceback"
+    return 1, f"error: {type(error).__name__}{message}; hint: run again with --debug for the traceback"
 
 
 def _shown(value: object) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from samewise.runner.bundles import archive
 from samewise.runner.config import saved
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
+from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import LARGEST, read_json
 from samewise.runner.records.folder import RunFolder
@@ -96,23 +98,19 @@ def fetch(run_id: str, uri: str, into: Path, *, trust: bool = False) -> RunFolde
     """
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")
+    store = without_password(uri)
     with quiet_mlflow():
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
+        from samewise.runner.tracking.answers import asking
 
-        try:
-            client = MlflowClient(tracking_uri=checked)
+        with asking(checked, lambda reason: Problem("RUN", f"cannot be read from {store}: {reason}", run_id, "a run of that store")) as client:
             run = client.get_run(run_id)
             _require_near(str(run.info.artifact_uri), trust=trust)
-            return _downloaded(client, run_id, into, without_password(uri))
-        except (MlflowException, OSError) as error:
-            raise ConfigError(Problem("RUN", f"cannot be read from {without_password(uri)}: {first_line(error)}", run_id, "a run of that store")) from None
+            return _downloaded(client, run_id, into, store)
 
 
 def _require_near(place: str, *, trust: bool) -> None:
     """A store that was received could send this user's credentials for a cloud anywhere."""
-    scheme = place.partition("://")[0] if "://" in place else place.partition(":")[0] if place.startswith(("file:", "mlflow-artifacts:")) else ""
-    if scheme not in _NEAR and not trust:
+    if urlsplit(place).scheme not in _NEAR and not trust:
         hint = "if you trust whoever made the store, add --trust: MLflow then connects there, with credentials of yours that it finds"
         raise ConfigError(Problem("RUN", "the store keeps the run's files in another place", without_password(place), hint=hint))
 
@@ -122,25 +120,29 @@ def _downloaded(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
 
     into.mkdir(parents=True)
     folder = RunFolder(into)
-    sizes = {str(one.path): one.file_size or 0 for one in client.list_artifacts(run_id)}
-    if "config.yaml" not in sizes:
+    stored = {str(one.path): one.file_size or 0 for one in client.list_artifacts(run_id)}
+    if "config.yaml" not in stored:
         raise ConfigError(Problem("RUN", f"{store} has no config.yaml of it", run_id, "a run that samewise trained"))
-    for name in (*_PARTS, SIGNATURE):
-        if name in sizes:
-            if sizes[name] > LARGEST and name != folder.trace.name:
-                raise ConfigError(Problem(f"{run_id}: {name}", f"is larger than any that is written here: {sizes[name]} bytes"))
-            client.download_artifacts(run_id, name, str(into))
+    sizes = {name: size for name, size in stored.items() if name in (*_PARTS, SIGNATURE)}
+    for name in sizes:
+        if sizes[name] > LARGEST and name != folder.trace.name:
+            raise ConfigError(Problem(f"{run_id}: {name}", f"is larger than any that is written here: {sizes[name]} bytes"))
+    if "checkpoint" in stored:
+        sizes |= {str(one.path): one.file_size or 0 for one in client.list_artifacts(run_id, "checkpoint") if not one.is_dir}
+    if (needed := sum(sizes.values())) > (free := shutil.disk_usage(into).free):
+        hint = "set the environment variable TMPDIR to a folder with more room"
+        raise ConfigError(Problem("RUN", f"its files come to {needed:,} bytes; {into.parent} has room for {free:,}", run_id, hint=hint))
+    for name in sizes:
+        client.download_artifacts(run_id, name, str(into))
     if (signature := into / SIGNATURE).is_file():
         signature.rename(folder.config.with_name(trust.SIGNATURE))
     folder.checkpoints.mkdir()
-    if "checkpoint" in sizes:
-        _take_checkpoint(client, run_id, folder)
+    if (checkpoint := into / "checkpoint").is_dir():
+        _put_in_place(checkpoint, folder)
     return folder
 
 
-def _take_checkpoint(client: Any, run_id: str, folder: RunFolder) -> None:
-    client.download_artifacts(run_id, "checkpoint", str(folder.checkpoints))
-    got = folder.checkpoints / "checkpoint"
+def _put_in_place(got: Path, folder: RunFolder) -> None:
     try:
         step = int((read_json(got / "manifest.json", shapes.MANIFEST) or {})["step"])
     except (SamewiseError, KeyError):

@@ -58,25 +58,17 @@ def run(args: argparse.Namespace) -> int:
 def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
     from samewise.runner.config import project
     from samewise.runner.errors import ConfigError, Problem
-    from samewise.runner.records import checkpoint, sources
-    from samewise.runner.training.build import build
     from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, require_weights
-    from samewise.runner.training.state import restore
+    from samewise.runner.training.restored import at_checkpoint
 
-    kept = checkpoint.choose_checkpoint(folder.checkpoints, args.checkpoint)
-    state = checkpoint.load(kept.path)
-    if composed.cfg.initialise is not None:
-        composed.cfg.initialise.weights = None  # the checkpoint has them; the file may be elsewhere, or not to be had
-    run = build(composed, project.find(), folder, alone=True)
-    sources.warn_of_changes(folder.sources)
+    run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
     if args.split not in run.splits:
         raise ConfigError(Problem(f"dataset.{args.split}", "this data set does not have that split", hint="one of: " + ", ".join(run.splits)))
-    restore(run, state)
     models, drawn = models_to_evaluate(run), f"{args.weights}/" if args.weights else ""
     if args.weights:
         require_weights(args.weights, (prefix.rstrip("/") for prefix in models if prefix))
         models = {drawn: models[drawn]}
-    name = "-".join(filter(None, (args.split, f"{kept.step:08d}", args.weights)))
+    name = "-".join(filter(None, (args.split, f"{step:08d}", args.weights)))
     pictures = args.pictures or folder.path / "eval" / name
     metrics: dict[str, float] = {}
     for prefix, model in models.items():
@@ -84,4 +76,4 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
         metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
         if prefix == drawn:
             draw(scores, pictures)
-    return kept.step, metrics, pictures, left_out(run, args.split)
+    return step, metrics, pictures, left_out(run, args.split)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
-from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.commands import add_trust
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, TrainingError
 
 EXAMPLES = """examples:
   samewise ui                                    the store in runs/mlflow.db
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--run-root", type=Path, default=Path("runs"), help="the folder whose mlflow.db is shown (default: runs)")
     where.add_argument("--uri", help="another store: sqlite:///FILE, or a database")
     parser.add_argument("--open", action="store_true", help="open the browser")
+    add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if args.open:
             webbrowser.open(uri)
         return 0
-    _warn_of_places(uri)
+    _require_places(uri, trust=args.trust)
     port = _port(args.port)
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
     server = subprocess.Popen(
@@ -79,9 +81,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _warn_of_places(uri: str) -> None:
-    """Say which folders besides its own a store has MLflow show: in one that was received, a stranger has chosen them."""
-    from samewise.runner.tracking.address import sqlite_file
+def _require_places(uri: str, *, trust: bool) -> None:
+    """Refuse a store that has MLflow show what lies outside of its own folder: in one that was received, a stranger has chosen the places.
+
+    The store changes with every run, so what is signed, and asked for once, is a list of these places beside it.
+    """
+    from samewise.runner.records import trust as signatures
+    from samewise.runner.records.files import read_text, write_atomically
+    from samewise.runner.tracking.address import sqlite_file, without_password
 
     file = sqlite_file(uri)
     if file is None:
@@ -89,15 +96,38 @@ def _warn_of_places(uri: str) -> None:
     home = file.absolute().parent.resolve()
     try:
         with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as store:
-            named = [str(row[0]) for row in store.execute("SELECT artifact_location FROM experiments UNION SELECT artifact_uri FROM runs") if row[0]]
+            experiments, runs = (
+                {_outside(str(row[0]), home) for row in store.execute(query) if row[0]}
+                for query in ("SELECT artifact_location FROM experiments", "SELECT artifact_uri FROM runs")
+            )
     except sqlite3.Error:  # MLflow says what is wrong with it
         return
-    local = [Path(unquote(urlsplit(one).path)) for one in named if urlsplit(one).scheme in ("", "file")]
-    outside = sorted({str(one) for one in local if not one.resolve().is_relative_to(home)})
-    if outside:
-        words = f"the store has MLflow show files outside of its folder, to whoever on this machine opens the page: {', '.join(outside[:3])}"
-        rest = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
-        print(f"warning: {Problem(str(file), words + rest, hint='if you did not choose these places, press Ctrl-C')}", file=sys.stderr)
+    others = {place for place in runs if ".." in place or not any(root and place.startswith(f"{root}/") for root in experiments)}
+    outside = sorted(map(without_password, (experiments | others) - {""}))
+    listed = file.absolute().with_name(f".{file.name}.places")
+    text = "".join(f"{one}\n" for one in outside)
+    if not outside or (signatures.is_signed(listed) and read_text(listed) == text):
+        return
+    if trust:
+        with contextlib.suppress(TrainingError):  # a folder that cannot be written: it is trusted this time
+            write_atomically(listed, text)
+            signatures.sign(listed)
+        return
+    rest = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
+    words = f"the store has MLflow show files outside of its folder, to whoever on this machine opens the page: {', '.join(outside[:3])}{rest}"
+    raise ConfigError(Problem(str(file), words, hint="if these places are yours, or you trust whoever made the store, add --trust; it is remembered for them"))
+
+
+def _outside(named: str, home: Path) -> str:
+    """A place that is not in the folder `home`, nor where the server of this command keeps files; "" for any other."""
+    try:
+        parts = urlsplit(named)
+    except ValueError:
+        return named
+    if parts.scheme not in ("", "file"):
+        return "" if parts.scheme == "mlflow-artifacts" else named
+    local = Path(unquote(parts.path)).resolve()
+    return "" if local.is_relative_to(home) else str(local)
 
 
 def _port(asked: int | None) -> int:

@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   samewise verify result.bundle                            a bundle that `samewise bundle` made, with the code that is here
   samewise verify 3f2a --audit 2                           two of the parts between kept checkpoints, drawn at random
   samewise verify 3f2a --audit all                         all of them: what was forged is named
+  samewise verify digits                                   what `samewise export` wrote, in every runtime that is here
 
 exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong
 """
@@ -39,7 +40,9 @@ QUIET = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_e
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, its MLflow run id or page, or a bundle's file")
+    parser.add_argument(
+        "run", metavar="RUN", help="a run's folder, the start of its fingerprint, its MLflow run id or page, a bundle's file, or an export's folder"
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
     audit = "take only parts again, each from one kept checkpoint to the next: N drawn at random (default: 2), or all"
@@ -70,8 +73,28 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
     if args.steps is not None and args.audit is not None:
         raise ConfigError(Problem("--steps", "is for a training from the beginning, and --audit takes parts of one again", args.steps, "one of them"))
+    if Path(args.run, "export.json").is_file():
+        return _exported(args)
     with opened(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
         return verified(args, folder)
+
+
+def _exported(args: argparse.Namespace) -> int:
+    """Hold an export's files against its test vectors."""
+    from dataclasses import asdict
+
+    from samewise.runner.exports.folder import verify
+
+    if args.overrides or args.steps or args.audit is not None:
+        raise ConfigError(Problem("verify", "an export is verified by its test vectors: nothing is trained", expected="samewise verify FOLDER"))
+    found = verify(Path(args.run), trusted=args.trust)
+    if args.json:
+        print(json.dumps({"same": all(one.same for one in found), "formats": [asdict(one) for one in found]}))
+    else:
+        for one in found:
+            mark = "not run" if one.sound is None else "sound" if one.sound else "WRONG"
+            print(f"{one.format:<12} {mark:<8} {one.words}")
+    return 1 if any(one.sound is False for one in found) else 0
 
 
 def verified(args: argparse.Namespace, folder: RunFolder) -> int:

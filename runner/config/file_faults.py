@@ -142,6 +142,10 @@ def problem_in_file(error: BaseException) -> Problem:
         return Problem(where, f"names {missing[1]}, which does not exist")
     meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a group's choice for a place that has none: optimizer@optimizer.genrator=sgd
     wrong = re.search(r"Could not override '([^']+)'", text)
+    if several := re.search(r"Multiple values for (\w+)\. To override", text):
+        return Problem(
+            where, f"a choice is added to the group {several[1]}, which has one already", hint=f"without the +: {several[1]}=CHOICE, or [CHOICE,CHOICE]"
+        )
     return Problem(where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else "")
 
 

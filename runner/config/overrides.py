@@ -24,6 +24,17 @@ from samewise.runner.errors import Problem, close, first_line
 Load = Callable[[Sequence[str]], DictConfig]
 Groups = Mapping[str, Sequence[str]]
 
+_MEANT = {
+    "gpu": "device=cuda",
+    "device=gpu": "device=cuda",
+    "amp": "precision=bf16",
+    "precision=amp": "precision=bf16 or precision=fp16",
+    "precision=16": "precision=bf16 or precision=fp16",
+    "scheduler=none": "scheduler=constant",
+    "pretrained": "initialise.weights=torchvision:IMAGENET1K_V1, where the model is torchvision's",
+}
+"""What other tools call what has another name here: a key, or a key with its value."""
+
 FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError, OSError)
 """What Hydra and OmegaConf raise over a wrong override or file."""
 
@@ -33,6 +44,9 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
     for text in given:
+        if text.startswith("="):
+            problems.append(Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", "write KEY=VALUE without spaces around the ="))
+            continue
         try:
             (override,) = parser.parse_overrides([text])
         except (HydraException, ValueError) as error:
@@ -97,8 +111,10 @@ def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictC
 
 def unresolvable(cfg: DictConfig) -> list[Problem]:
     """A problem for every interpolation that leads nowhere; one that leads to a missing value is the missing value's."""
-    found, names = list[Problem](), list(paths(cfg))
+    found, lacking = list[Problem](), dict[str, list[tuple[str, str]]]()
     for path, raw, node in leaves(cfg):
+        if not isinstance(raw, str) or "${" not in raw:
+            continue
         try:
             _ = node()
         except (InterpolationToMissingValueError, MissingMandatoryValue):
@@ -108,11 +124,26 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
                 found.append(Problem(path, f"refers to an environment variable that is not set: {variable[1]}", raw, hint=f"${{oc.env:{variable[1]},DEFAULT}}"))
                 continue
             wanted = re.search(r"'([^']+)' not found", str(error))
-            hint = close(wanted[1], [name for name in names if name != path]) if wanted else ""
+            if wanted and (fact := _fact_that_is_not(wanted[1], path, cfg)):
+                lacking.setdefault(path.partition(".")[0], []).append((path, fact))
+                continue
+            hint = close(wanted[1], [name for name in paths(cfg) if name != path]) if wanted else ""
             found.append(Problem(path, "refers to a value that does not exist" if wanted else _line(error), raw, "the path of a value in this config", hint))
         except Exception as error:  # a resolver's own: oc.decode of something that cannot be decoded
             found.append(Problem(path, f"cannot be resolved: {first_line(error).rstrip('.')}", raw))
+    for group, places in lacking.items():
+        facts = sorted({fact for _, fact in places})
+        other = "transforms=none, or others" if group == "transforms" else f"another {group}"
+        hint = f"choose {other} (`samewise list {group}`), or give the data set what is missing: {' '.join(f'+{fact}=VALUE' for fact in facts)}"
+        found.append(Problem(places[0][0], f"needs {' and '.join(facts)}, which this data set does not have", hint=hint))
     return found
+
+
+def _fact_that_is_not(wanted: str, path: str, cfg: DictConfig) -> str:
+    """What a group asks of the data set that it does not say of itself; empty where that is more likely misspelt."""
+    group, _, fact = wanted.partition(".")
+    near = get_close_matches(fact, [name.removeprefix("dataset.") for name in paths(cfg) if name.startswith("dataset.")], n=1, cutoff=0.75)
+    return wanted if group == "dataset" and not path.startswith("dataset.") and not near else ""
 
 
 def _most_of(chosen: Sequence[str], load: Load) -> tuple[DictConfig | None, list[str], list[Problem]]:
@@ -151,8 +182,25 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
             expected = f"one of: {', '.join(known)}" if len(known) <= 12 else f"a choice that `samewise list {group}` shows"
-            return Problem(group, NO_SUCH_CHOICE, name, expected, close(str(name), known))
+            return Problem(group, NO_SUCH_CHOICE, name, expected, _meant(f"{group}={name}") or _of_a_path(group, str(name)) or close(str(name), known))
     return None
+
+
+def _meant(text: str) -> str:
+    return f"did you mean {_MEANT[text]}?" if text in _MEANT else ""
+
+
+def _of_a_path(group: str, name: str) -> str:
+    """What is given as a choice and is a path."""
+    if "/" not in name and not name.endswith((".yaml", ".yml")):
+        return ""
+    if group == "dataset":
+        return f"a folder is given to a kind of data set: dataset=image_folder dataset.root={name}"
+    if group == "experiment":
+        return (
+            f"an experiment is named without its folder and .yaml; another's own file is read by --config-dir {Path(name).parent}, a run's by --config {name}"
+        )
+    return f"a choice is named without its folder: `samewise list {group}`; your own are found by --config-dir FOLDER"
 
 
 def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | None:
@@ -165,7 +213,7 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         cause = error.__cause__ or error
         value = None if override.is_delete() else override.value()
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
-            return Problem(key, "wrong type", value, expected_type(cfg, key) or _line(cause))
+            return Problem(key, "wrong type", value, expected_type(cfg, key) or _line(cause), _meant(f"{key}={value}"))
         known = list(paths(cfg))
         if key in known:
             return Problem(key, _line(error), value)
@@ -179,12 +227,14 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
     if group == "callbacks" and chosen in groups.get(group, ()) and f"callbacks.{chosen}" not in known:
         return f"the callback is not among those chosen: callbacks=[default,{chosen}]"
     last = key.rsplit(".", 1)[-1]
+    if meant := _meant(last):
+        return meant
     if last == "_target_" and not override.is_delete():  # every component has one, so it tells nothing of which was meant
         above, _, name = key.rpartition(".")[0].rpartition(".")
         hint = close(name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above])
         return hint + (f"{' Or write' if hint else 'write'} +{override.input_line} to add it" if above in known and not is_typed(cfg, above) else "")
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
-    alike = [path for path in [*known, *groups] if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.5)]
+    alike = [path for path in [*known, *groups] if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.6)]
     hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, alike)
     parent = key.rpartition(".")[0]
     if parent and parent in known and not is_typed(cfg, parent) and not override.is_delete():
@@ -197,7 +247,14 @@ def unreadable(text: str, error: Exception) -> Problem:
     """What is wrong with an override that Hydra's grammar does not take."""
     key, sign, value = text.partition("=")
     if not sign and not text.startswith("~"):
-        return Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if re.fullmatch(r"\w+", text) else "")
+        name = re.fullmatch(r"\w+", text) and text not in schema.Experiment.__dataclass_fields__ and text != "experiment"
+        return Problem(
+            "",
+            "this is not an override",
+            text,
+            "KEY=VALUE or GROUP=CHOICE",
+            f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the =",
+        )
     if value.startswith("~/"):
         return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
     if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from samewise.runner.launchers.base import Job
 from samewise.runner.processes.this_process import REPORTER, end_with_parent
+from samewise.runner.training.determinism import thread_variables
 
 _PRELOAD = (
     "torch",
@@ -56,7 +57,7 @@ class JobParent:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **variables, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                env={**os.environ, **thread_variables(1), **variables},  # each job sets the number of its own
                 start_new_session=True,
             )
         assert self._process.stdout is not None

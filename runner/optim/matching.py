@@ -112,7 +112,7 @@ def _hint(patterns: Sequence[str], parameters: Sequence[Named]) -> str:
     if pattern.startswith("type:"):
         return nearest(pattern, {f"type:{type(one.module).__name__}" for one in parameters})
     if pattern == "bias" or pattern in KINDS:
-        return "the model has none: set this rule to null"
+        return "the model has none: set this rule to null, such as param_groups.norms=null"
     if any(name.startswith(f"{pattern}.") for name in names):
         return f"did you mean '{pattern}.*'?"
     folders = {f"{name[:place]}.*" for name in names for place in range(len(name)) if name[place] == "."}

@@ -92,11 +92,17 @@ def _of_torchvision(name: str, made_by: str) -> Found:
     if wanted not in every:
         choices: Iterable[str] = [one for one in every if one.startswith(f"{listed[own].__name__}.")] if own in listed else every
         expected = ", ".join(f"torchvision:{one}" for one in choices) if own in listed else "torchvision:MODEL_Weights.NAME, as torchvision.models lists them"
-        raise ConfigError(Problem(PATH, "torchvision publishes no such weights", name, expected, nearest(wanted, every)))
+        raise ConfigError(Problem(PATH, "torchvision publishes no such weights", name, expected, nearest(wanted, _of_model(wanted, every) or choices)))
     model, weights = every[wanted]
     file = weights.url.rpartition("/")[2]
     checksum = re.search(r"-([0-9a-f]{8,})\.", file)
     return _hub("checkpoints", file), weights.url, checksum[1] if checksum else None, lambda: models.get_model(model, weights=weights, progress=False)
+
+
+def _of_model(name: str, every: Iterable[str]) -> list[str]:
+    """The weights of the model that `resnet18` names, however it is written."""
+    plain = name.replace("_", "").replace("-", "").lower()
+    return [one for one in every if one.partition("_Weights.")[0].replace("_", "").lower() == plain]
 
 
 def _of_torchaudio(name: str, sha256: str | None) -> Found:

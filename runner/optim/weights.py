@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, cast, final
 
-import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, close, first_line, nearest
 from samewise.runner.optim.published import SOURCES, is_published, load_published
 from samewise.runner.records import checkpoint, shards
+from samewise.runner.records.tensor_file import read_tensors
 
 PATH: Final = "initialise.weights"
 WRAPPERS: Final = ("model", "state_dict", "model_state_dict", "model_ema", "net", "network")
@@ -133,37 +132,15 @@ def _read(path: Path) -> Any:
         hint = "save a state_dict: torch.save(model.state_dict(), FILE)"
         raise ConfigError(Problem(PATH, f"contains more than tensors and plain values, or is damaged: {error}", str(path), "a state_dict", hint)) from None
     except Exception as error:
-        reason = first_line(error)
-        raise ConfigError(Problem(PATH, f"cannot be read: {reason}", str(path), "a state_dict written by torch.save, or a .safetensors file")) from None
-
-
-KINDS: Final = {
-    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
-    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
-    "BF16": torch.bfloat16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""Kinds of numbers in a .safetensors file."""
+        words = f"cannot be read: {first_line(error)}" if isinstance(error, OSError | RuntimeError) else "is not a file of weights"
+        raise ConfigError(Problem(PATH, words, str(path), "a state_dict written by torch.save, or a .safetensors file")) from None
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file: eight bytes with the header's length, the header as JSON, then all numbers (huggingface.co/docs/safetensors, "Format")."""
     try:
-        held = bytearray(path.read_bytes())
-        start = 8 + int.from_bytes(held[:8], "little")
-        header = json.loads(held[8:start])
-        header.pop("__metadata__", None)
-        return {name: _tensor(held, start, **one) for name, one in header.items()}
-    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, RecursionError) as error:
-        raise ConfigError(Problem(PATH, f"cannot be read: {first_line(error)}", str(path), "a .safetensors file, whole")) from None
-
-
-def _tensor(held: bytearray, start: int, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> Tensor:
-    first, last = data_offsets
-    if not 0 <= first <= last <= len(held) - start:
-        raise ValueError("the file is shorter than its header says")
-    return torch.frombuffer(held[start + first : start + last], dtype=KINDS[dtype]).reshape(shape) if last > first else torch.empty(shape, dtype=KINDS[dtype])
+        return read_tensors(path)
+    except ValueError as error:
+        raise ConfigError(Problem(PATH, f"cannot be read: {error}", str(path), "a .safetensors file, whole")) from None
 
 
 def _unwrapped(found: Any) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, first_line
+from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, close, first_line
 from samewise.runner.records import shapes, shards
 from samewise.runner.records.files import damaged, read_json, require_shape
 
@@ -73,8 +73,10 @@ def choose_checkpoint(folder: Path, which: str) -> Kept:
     for one in kept:
         if str(one.step) == which:
             return one
-    steps = ", ".join(str(one.step) for one in kept)
-    raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"best, last, or one of {steps}"))
+    steps = [str(one.step) for one in kept]
+    raise CheckpointError(
+        Problem("--checkpoint", "no such checkpoint", which, f"best, last, or one of {', '.join(steps)}", close(which, ["best", "last", *steps]))
+    )
 
 
 def _metrics(path: Path) -> Mapping[str, float] | None:

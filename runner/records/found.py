@@ -37,11 +37,21 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     if matching:
         names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in matching[:5])
         raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more characters: {names}"))
+    if given.is_dir() and (given == run_root or any(given.glob("*/config.yaml")) or any(given.glob("*/*/config.yaml"))):
+        raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=f"choose one of them: `samewise runs --run-root {run_root}`"))
     if bare := [one for one in (given, *run_root.glob("*/*")) if one.is_dir() and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))]:
         raise ConfigError(Problem(str(bare[0]), "the folder is there, but there is no config.yaml in it", expected="a run's folder", hint=RESTORE))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
-    raise ConfigError(Problem("RUN", f"no such run in {run_root}", name, expected, nearest(name, known)))
+    raise ConfigError(
+        Problem(
+            "RUN",
+            f"no such run in {run_root}",
+            name,
+            expected,
+            nearest(name, known) or f"`samewise train` makes one; others' are found by --run-root FOLDER, not {run_root}",
+        )
+    )
 
 
 def _is_called(folder: str, name: str) -> bool:

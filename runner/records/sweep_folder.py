@@ -237,4 +237,6 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
         )
     if Path(name).is_dir():
         raise ConfigError(Problem(name, "the folder is there, but there is no sweep.json in it", expected="a sweep's folder or id"))
-    raise ConfigError(Problem("SWEEP", f"no such sweep in {run_root / HOME}", name, "a sweep's folder or id", nearest(name, names)))
+    raise ConfigError(
+        Problem("SWEEP", f"no such sweep in {run_root / HOME}", name, "a sweep's folder or id", nearest(name, names) or "`samewise sweep` makes one")
+    )

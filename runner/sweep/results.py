@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.errors import ConfigError
+from samewise.runner.errors import ConfigError, without_heading
 from samewise.runner.launchers.base import Launcher, Seen, Standing
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import open_to_read, read_mapping
@@ -154,18 +154,13 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
     if "ended" in word:
         code = word.get("exit_code")
         how = seen.reason if seen is not None and code == 3 else ""
-        return (State.interrupted if code == 3 else State.failed), "; ".join(filter(None, [how, _first_line(said)])) or reason or f"exit code {code}"
+        why = "; ".join(filter(None, [how, without_heading(said).partition("\n")[0].partition("; hint: ")[0]]))
+        return (State.interrupted if code == 3 else State.failed), why or reason or f"exit code {code}"
     if seen is not None and seen.failed:
         return State.failed, reason
     if "began" in word:
         return (State.running, "") if seen is None and not reason else (State.interrupted, reason or "it is gone, and left no message")
     return (State.interrupted, reason) if seen is not None and reason else (State.waiting, "")
-
-
-def _first_line(said: str) -> str:
-    """What an error says, without its heading."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return next((line for line in lines if not line.endswith((":", "problems:")) or len(lines) == 1), "")
 
 
 def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:

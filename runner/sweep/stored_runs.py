@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.config.fingerprint import is_outside
-from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.errors import Problem
 from samewise.runner.sweep.listing import Listed
 from samewise.runner.sweep.results import State
 from samewise.runner.tracking.address import check_uri, require_there, without_password
@@ -27,7 +27,7 @@ _STATES = {
     "SCHEDULED": State.waiting,
 }
 _ABOUT_MACHINES = ("system/", "speed/", "train/")
-_PAGE = 1000
+_PAGE = 200
 
 
 def list_stored(uri: str) -> tuple[list[Listed], dict[str, dict[str, str]]]:
@@ -45,16 +45,12 @@ def list_stored(uri: str) -> tuple[list[Listed], dict[str, dict[str, str]]]:
     checked = check_uri(uri, path="--uri")
     require_there(checked, path="--uri")
     with quiet_mlflow():
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
+        from samewise.runner.tracking.answers import asking
 
-        try:
-            client = MlflowClient(tracking_uri=checked)
+        with asking(checked, lambda reason: Problem("--uri", f"MLflow cannot read it: {reason}", without_password(uri), "an MLflow store")) as client:
             found = list(_runs(client))
             mine = [one for one in found if "samewise.fingerprint" in one.data.tags]
             listed = [_listed(client, one) for one in mine]
-        except MlflowException as error:
-            raise ConfigError(Problem("--uri", f"MLflow cannot read it: {first_line(error)}", without_password(uri), "an MLflow store")) from None
     if len(mine) < len(found):
         print(f"{len(found) - len(mine)} runs in the store are not samewise's, and are left out", file=sys.stderr)
     return sorted(listed, key=lambda one: one.changed), _varying(dict(zip((one.folder for one in listed), (one.data.params for one in mine), strict=True)))

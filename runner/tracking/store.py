@@ -17,6 +17,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from samewise.runner.records.locks import hold
 from samewise.runner.tracking.address import sqlite_file
+from samewise.runner.tracking.answers import connect
 
 _LOG = logging.getLogger("samewise.tracking")
 
@@ -25,15 +26,15 @@ def open_client(uri: str) -> MlflowClient:
     """A client of the store, which is made, or brought to this MLflow's schema, where it is an SQLite file and that is needed."""
     file = sqlite_file(uri)
     if file is None:
-        return MlflowClient(tracking_uri=uri)
+        return connect(uri)
     _create(file)
     try:
-        return MlflowClient(tracking_uri=uri)
+        return connect(uri)
     except MlflowException as error:
         if "out-of-date" not in str(error):
             raise
     _migrate(file, uri)
-    return MlflowClient(tracking_uri=uri)
+    return connect(uri)
 
 
 def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:

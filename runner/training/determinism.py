@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# OMP_DYNAMIC lets OpenMP choose the number of threads, which changes bits; true hangs torch altogether.
-ALWAYS = {"OMP_DYNAMIC": "FALSE", "KMP_BLOCKTIME": "0"}
+# The number of threads changes bits, so nothing but the config may choose it: not OpenMP or MKL by the load (OMP_DYNAMIC=true hangs torch altogether), not a
+# limit of the user's environment. OpenBLAS, behind NumPy, never starts more threads than there are cores, so it gets one.
+ALWAYS = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "OMP_THREAD_LIMIT": str(2**31 - 1), "OPENBLAS_NUM_THREADS": "1"}
+# Threads that wait leave the core to others, which may be the ones that they wait for. This changes no bits, so what the user's environment says stays.
+UNLESS_SET = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 
 def prepare(settings: Any) -> None:
@@ -31,11 +34,16 @@ def prepare(settings: Any) -> None:
     Raises:
         ConfigError: torch is already imported and a variable that it may have read would have to change. cuBLAS reads its own when it is first used.
     """
-    wanted = {**ALWAYS, "OMP_NUM_THREADS": str(settings.threads), "MKL_NUM_THREADS": str(settings.threads), **settings.variables}
     late = [name for name, value in settings.variables.items() if os.environ.get(name) != str(value) and _is_read(name)]
     if late:
         raise ConfigError(*(_too_late(name, str(settings.variables[name])) for name in late))
-    os.environ.update({name: str(value) for name, value in wanted.items()})
+    os.environ.update(thread_variables(settings.threads) | {name: str(value) for name, value in settings.variables.items()})
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Those by which the libraries compute with this number of threads on any number of cores, and wait for each other at little cost."""
+    waiting = {name: value for name, value in UNLESS_SET.items() if name not in os.environ}
+    return {**waiting, **ALWAYS, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def _is_read(variable: str) -> bool:
@@ -54,6 +62,9 @@ def apply(settings: Any) -> None:
     """Set torch's own switches, for this process."""
     import torch
 
+    from samewise.runner.training.exact_roots import use_exact_roots
+
+    use_exact_roots(wanted=settings.variables.get("MKL_CBWR") == "COMPATIBLE")  # the same on every CPU is what this asks of MKL
     torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(settings.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = settings.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue] (a property of the module)

@@ -15,7 +15,7 @@ from torch import nn
 from samewise.runner.data import streams
 from samewise.runner.data.loading import Loader, evaluation_keys
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
-from samewise.runner.interfaces import Scores
+from samewise.runner.interfaces import Batch, Scores
 from samewise.runner.training.run import Run, Split
 
 
@@ -91,11 +91,21 @@ def require_monitored(run: Run, names: Iterable[str]) -> None:
         raise ConfigError(Problem("evaluate.monitor", "no such metric is computed", monitor, ", ".join(known), nearest(monitor, known)))
 
 
+def first_batch(run: Run, split: str) -> Batch:
+    """The first samples of a split, as an evaluation has the recipe measure them."""
+    part = run.splits[split]
+    return _on_device(run, 0, next(iter(_loader(run, part))))
+
+
 def _measure(run: Run, model: nn.Module, number: int, batch: Any) -> Any:
-    streams.enter(run.seed, "eval", number)
-    moved = run.transforms["eval"](run.to_device(batch))
+    moved = _on_device(run, number, batch)
     with run.precision.autocast():
         return run.recipe.measure(model, moved)
+
+
+def _on_device(run: Run, number: int, batch: Any) -> Batch:
+    streams.enter(run.seed, "eval", number)
+    return run.transforms["eval"](run.to_device(batch))
 
 
 def _share(run: Run, split: Split) -> Sequence[int]:

@@ -16,8 +16,6 @@ import os
 import signal
 import sys
 import tempfile
-import textwrap
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.check.machine import require_few
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError, describe
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError, describe, traced, without_heading
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
 from samewise.runner.records import sources
@@ -115,7 +113,7 @@ def _told(handed: Path, nproc: int, problem: Problem | None, *, debug: bool) -> 
     if ended:
         first = ended[0]
         print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
-        raise PeerFailed(textwrap.dedent(first["said"].partition("\n")[2]), exit_code=first["exit_code"])
+        raise PeerFailed(without_heading(first["said"]), exit_code=first["exit_code"])
     if problem is not None:
         raise TrainingError(problem)
 
@@ -203,7 +201,7 @@ def main(handed: Path) -> int:
         code, said = describe(error)
         if isinstance(error, PeerFailed):
             return code
-        write_json(handed / f"rank-{number}.json", {"exit_code": code, "said": said, "traceback": "".join(traceback.format_exception(error))})
+        write_json(handed / f"rank-{number}.json", {"exit_code": code, "said": said, "traceback": traced(error)})
         return code
 
 

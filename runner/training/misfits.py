@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from samewise.runner.errors import Problem, ends_process, first_line, memory_asked_for
+from samewise.runner.errors import Problem, ends_process, first_line, memory_asked_for, raised_at
 from samewise.runner.records import trace
 from samewise.runner.records.folder import RunFolder
 
@@ -40,8 +40,19 @@ def misfit(error: Exception | SystemExit) -> Problem:
         "recipe, model, dataset, transforms",
         f"the first step fails: {type(error).__name__}: {first_line(error)}",
         expected="a model that takes the transformed batch, and outputs that the recipe takes",
-        hint="--debug shows where",
+        hint=_advice(error),
     )
+
+
+def _advice(error: Exception) -> str:
+    """What to do where parts do not fit, as far as torch's words tell it: else the line of the user's that failed."""
+    said = str(error)
+    if re.search(r"expected scalar type (Byte but found Float|Float but found Byte)|unsigned char|not implemented for 'Byte'", said):
+        return "the model is given integers from 0 to 255: choose transforms that make them float, such as transforms=images"
+    if channels := re.search(r"to have (\d+) channels, but got (\d+) channels", said):
+        needs, has = channels.groups()
+        return f"the model takes {needs} channels, and the data have {has}: try model.in_channels={has}, or images of {needs} channels"
+    return raised_at(error, anywhere=False) or "--debug shows where"
 
 
 def risen(folder: RunFolder) -> Problem | None:

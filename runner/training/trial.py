@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, open_dict
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
@@ -91,7 +94,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     from samewise.runner.training.loop import train_step
 
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
-        run = build(composed, project, RunFolder(Path(temporary)), alone=alone)
+        run = build(_uncached(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
             train_step(run, next(training_batches(run)))
             rehearse(run)
@@ -102,6 +105,16 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         finally:
             run.strategy.end()
     return run
+
+
+def _uncached(composed: Composed) -> Composed:
+    """The same, but samewise's data sets decode what they are asked for: one step does not need all that training keeps in memory."""
+    cfg = composed.cfg.copy()
+    with open_dict(cfg):
+        for split in [one for one in cfg.dataset.values() if isinstance(one, DictConfig)]:
+            if str(split.get("_target_")).startswith("samewise.datasets.") and split.get("cache") == "memory":
+                split.cache = "none"
+    return replace(composed, cfg=cfg)
 
 
 def _warnings(run: Run | None) -> list[str]:

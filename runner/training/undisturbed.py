@@ -33,17 +33,18 @@ class _Switch:
 
 
 @contextmanager
-def undisturbed(settings: Any) -> Generator[None]:
+def undisturbed() -> Generator[None]:
     """Within it, torch is as in a fresh process, whatever this one has set; afterwards all of that is put back.
 
-    Args:
-        settings: The config's `reproducibility`, whose variables are in the environment already.
+    The experiment's variables must be in the environment already, and its switches are set within.
 
     Raises:
         ConfigError: a block is open, such as `with torch.autocast(...)`, that would change bits and cannot be closed from here.
     """
     was_imported = "torch" in sys.modules
     import torch
+
+    from samewise.runner.training.exact_roots import use_exact_roots
 
     switches = _switches()
     before = [switch.read() if was_imported else switch.default for switch in switches]
@@ -54,9 +55,10 @@ def undisturbed(settings: Any) -> Generator[None]:
     try:
         if was_imported:
             _require_no_block()
-        with torch.inference_mode(False), torch.enable_grad(), threadpool_limits(max(1, settings.threads), user_api="blas"):
-            yield
+        with torch.inference_mode(False), torch.enable_grad(), threadpool_limits(1, user_api="blas"):
+            yield  # BLAS here is NumPy's: determinism.ALWAYS
     finally:
+        use_exact_roots(wanted=False)
         _set(switches, before)
         torch.set_flush_denormal(flushes)
 

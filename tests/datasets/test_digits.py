@@ -94,6 +94,7 @@ def test_an_unknown_split_is_refused_by_name():
         Digits(split="valid", hold_out="writer")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_scikit_learn_is_not_imported_for_them():
     code = "import sys; from samewise.datasets.digits import Digits; Digits(split='valid'); sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

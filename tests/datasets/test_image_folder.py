@@ -14,6 +14,9 @@ from torchvision.transforms import v2
 
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.parts.decode import read_image
+from samewise.runner.config.compose import compose
+from samewise.runner.config.instantiate import instantiate
+from samewise.runner.config.project import find
 from samewise.runner.errors import ConfigError, DataError
 
 
@@ -182,3 +185,14 @@ def test_a_file_that_has_gone_is_named(tmp_path: Path):
 def test_reading_warns_of_nothing(tmp_path: Path):
     picture().save(tmp_path / "a.jpg")
     read_image(tmp_path / "a.jpg")
+
+
+def test_a_test_split_by_config_numbers_its_classes_as_the_training_split_does(root: Path):
+    shutil.copytree(root / "valid", root / "held")
+    shutil.rmtree(root / "held" / "ant")
+    given = ["dataset=image_folder_test", f"dataset.root={root}", "dataset.num_classes=3", "dataset.test_folder=held"]
+    cfg = compose(given, project=find()).cfg.dataset
+    train, test = (instantiate(cfg[split], f"dataset.{split}", allowed=()) for split in ("train", "test"))
+    assert test.classes == train.classes == ["Cat", "ant", "bee"]
+    assert [test[index]["label"] for index in range(len(test))] == [0, 0, 0, 2, 2, 2]
+    assert all(test.path(index).is_relative_to(root / "held") for index in range(len(test)))

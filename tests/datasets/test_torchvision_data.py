@@ -83,13 +83,13 @@ def test_a_split_that_would_be_empty_says_what_to_set(cifar: Path):
 def test_an_altered_file_is_not_read(cifar: Path):
     with open(cifar / "cifar-10-batches-py" / "data_batch_2", "ab") as handle:
         handle.write(b"x")
-    with pytest.raises(DataError, match=r"missing or altered(.|\n)*data_batch_2(.|\n)*dataset\.download=true"):
+    with pytest.raises(DataError, match=r"missing or altered.*dataset\.download=true(.|\n)*data_batch_2"):
         CIFAR10(root=str(cifar), split="train")
 
 
 @pytest.mark.parametrize("kind", [CIFAR10, CIFAR100, MNIST, FashionMNIST])
 def test_missing_files_say_where_what_and_how(tmp_path: Path, kind: type):
-    with pytest.raises(DataError, match=rf"{tmp_path}(.|\n)*a folder (.|\n)*dataset\.root=FOLDER(.|\n)*dataset\.download=true"):
+    with pytest.raises(DataError, match=rf"{tmp_path}.*dataset\.root=FOLDER.*dataset\.download=true(.|\n)*a folder "):
         kind(root=str(tmp_path), split="train")
 
 

@@ -152,6 +152,7 @@ def test_without_torchcodec_or_ffmpeg_it_says_what_to_install(root, monkeypatch,
         clips(root)
 
 
+@pytest.mark.slow
 def test_a_video_model_trains_on_them(samewise, root, tmp_path):
     settings = ["dataset.num_classes=2", "dataset.frames=4", "transforms.resize=[24,32]", "transforms.size=16", "batch_size=2", "max_steps=2"]
     choices = ["dataset=video_folder", "transforms=clips", "model=mc3_18", "tracking=none"]

@@ -112,7 +112,7 @@ def batches(length: int, steps: int, *, shuffle: bool) -> Iterator[Tensor]:
 TASK = Task(OVERRIDES, Classification, network, plain)
 
 
-@pytest.mark.parametrize(("steps", "precision"), [(4, "single"), (17, "double")])  # an epoch has 14 steps
+@pytest.mark.parametrize(("steps", "precision"), [(4, "single"), pytest.param(17, "double", marks=pytest.mark.slow)])  # an epoch has 14 steps
 def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
 

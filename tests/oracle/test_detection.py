@@ -113,7 +113,7 @@ ROUNDING = {"single": {"metrics": 0.5}, "double": {"losses": 1e-7, "metrics": 1e
 TASK = Task(OVERRIDES, Detection, network, plain, ROUNDING)
 
 
-@pytest.mark.parametrize(("steps", "precision"), [(4, "single"), (7, "double")])  # an epoch has 5 steps
+@pytest.mark.parametrize(("steps", "precision"), [pytest.param(4, "single", marks=pytest.mark.slow), (7, "double")])  # an epoch has 5 steps
 def test_it_trains_as_the_plain_script_does_step_by_step(oracle, steps, precision):
     oracle.require_alike(TASK, steps, precision)
 

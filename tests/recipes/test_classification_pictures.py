@@ -42,7 +42,7 @@ def scores_of(classes: int, names: list[str], *, channels: int = 3) -> Classific
     return scores
 
 
-@pytest.mark.parametrize(("classes", "channels"), [(2, 1), (10, 3), (100, 3), (300, 1)])
+@pytest.mark.parametrize(("classes", "channels"), [(2, 1), (10, 3), pytest.param(100, 3, marks=pytest.mark.slow), pytest.param(300, 1, marks=pytest.mark.slow)])
 def test_pictures_are_png_files_of_a_size_that_can_be_looked_at(tmp_path: Path, classes: int, channels: int):
     scores_of(classes, [f"kind number {k}" for k in range(classes)], channels=channels).save_pictures(tmp_path)
     for name in ("confusion_matrix.png", "predictions.png"):

@@ -159,6 +159,7 @@ def test_evaluation_with_two_threads_gives_what_one_gives():
     assert two == pytest.approx(one, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_separated_audio_is_left_to_listen_to(tmp_path):
     given = samples([1600] * 9)
     scores = measured(small_network(), given, 3, sdr=False)

@@ -295,6 +295,7 @@ def test_tables_and_spectrograms_can_be_looked_at(tmp_path):
     assert (tmp_path / "spectrograms.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_small_network_learns_the_generated_tones():
     torch.manual_seed(0)
     recipe, front = SpeechRecognition(letters=LETTERS), LogMel(n_mels=40)

@@ -299,7 +299,8 @@ def test_a_recording_is_spoken_again(tmp_path, output, n_classes):
     assert len(soundfile.read(files[0])[0]) == 777
 
 
-@pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), pytest.param("logistics", 30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("output", "n_classes"), [("mu_law", 256), ("logistics", 30)])
 def test_a_network_learns_a_tone(output, n_classes):
     recipe, model = Vocoder(front_end=front_end(), output=output, n_classes=n_classes), network(n_classes).train()
     wave = 0.5 * torch.sin(torch.arange(204) * 0.4)

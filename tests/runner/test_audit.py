@@ -213,6 +213,7 @@ def audited_part(seed: int) -> int:
     return parts.index(part)
 
 
+@pytest.mark.slow
 def test_steps_that_were_trained_otherwise_are_found_where_that_began_with_what_was_other(samewise, honest, dishonest, tmp_path) -> None:
     run = copied(dishonest, tmp_path)
     shutil.copy(honest / "config.yaml", run / "config.yaml")  # what it says that it was trained with
@@ -222,7 +223,7 @@ def test_steps_that_were_trained_otherwise_are_found_where_that_began_with_what_
     assert "config.yaml is that of another experiment" in found["altered"][0]
 
 
-@pytest.mark.parametrize("places", [("summary",), ("summary", "journal", "states")])
+@pytest.mark.parametrize("places", [pytest.param(("summary",), marks=pytest.mark.slow), ("summary", "journal", "states")])
 def test_a_forged_metric_is_named(samewise, run, places) -> None:
     if "summary" in places:
         rewrite(run / "summary.json", lambda summary: summary["metrics"]["final"].update({"valid/accuracy": 0.999}))

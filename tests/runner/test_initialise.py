@@ -175,7 +175,7 @@ FILES: list[tuple[Callable[[Path], Any], dict[str, Any], str, str]] = [
     (lambda path: None, {}, "initialise.weights", "file does not exist"),
     (lambda path: path.with_name("weights.pth").write_bytes(b""), {}, "initialise.weights", r"did you mean '.*weights\.pth'"),
     (lambda path: path.write_bytes(b"no weights at all"), {}, "initialise.weights", "damaged|cannot be read"),
-    (lambda path: path.write_bytes(b""), {}, "initialise.weights", "cannot be read"),
+    (lambda path: path.write_bytes(b""), {}, "initialise.weights", "is not a file of weights"),
     (lambda path: torch.save(Anything(), path), {}, "initialise.weights", "more than tensors"),
     (lambda path: torch.save([torch.zeros(2)], path), {}, "initialise.weights", "not a state_dict"),
     (lambda path: torch.save({"epoch": 3, "weights": [1]}, path), {}, "initialise.weights", "'epoch' is not a tensor"),
@@ -187,13 +187,13 @@ FILES: list[tuple[Callable[[Path], Any], dict[str, Any], str, str]] = [
         lambda path: torch.save(other_weights() | {"0.weight": torch.zeros(8, 1, 3, 3)}, path),
         {"strict": False},
         "initialise.weights",
-        r"'0.weight' differs\n.*\[8, 1, 3, 3\]\n.*\[8, 3, 3, 3\]",
+        r"'0.weight' differs; hint: .*\n.*\[8, 1, 3, 3\]\n.*\[8, 3, 3, 3\]",
     ),
     (
         lambda path: torch.save({("3.wieght" if name == "3.weight" else name): value for name, value in other_weights().items()}, path),
         {},
         "initialise.weights",
-        "'3.weight' is not in the file\n.*did you mean '3.wieght'",
+        "'3.weight' is not in the file; hint: did you mean '3.wieght'",
     ),
 ]
 

@@ -29,7 +29,7 @@ def moved(memory_format: str, experiment: str) -> dict[str, torch.Tensor]:
     return {name: value.detach() - before[name] for name, value in run.model.named_parameters()}
 
 
-@pytest.mark.parametrize("experiment", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("experiment", [pytest.param(of, id=name, marks=[pytest.mark.slow] * (name == "detection")) for name, of in RECIPES.items()])
 def test_a_step_with_replicas_is_that_of_contiguous_tensors(experiment: str) -> None:
     expected, found = (moved(memory_format, experiment) for memory_format in ("contiguous", "channels_last"))
     error = sum((found[name] - update).square().sum() for name, update in expected.items())

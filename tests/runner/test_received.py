@@ -47,6 +47,7 @@ def artifacts(store: tuple[str, str]) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_is_verified_from_its_mlflow_id_alone_and_its_own_user_needs_no_trust(samewise: Callable[..., Any], trained: tuple[Path, str]) -> None:
     root, run_id = trained
     done = samewise("verify", run_id, "--run-root", root)

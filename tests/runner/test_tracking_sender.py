@@ -169,6 +169,7 @@ def test_where_the_shared_process_is_gone_a_run_starts_a_sender_of_its_own(folde
     assert store.points(run) == (20, expected(10))
 
 
+@pytest.mark.slow
 def test_a_run_says_how_it_ended(folder: RunFolder, store: Store) -> None:
     run = finish(start(folder, store.uri, 5, status="FAILED"))
     assert store.status(run) == "FAILED"

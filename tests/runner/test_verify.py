@@ -47,6 +47,7 @@ def test_the_same_bits_are_said_in_words(samewise, run):
     assert "the same bits: 12 of 12 steps compared, weights" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_sparse_trace_is_compared_where_it_has_lines_and_the_weights_at_the_end(samewise, tmp_path):
     assert samewise("train", *TINY, "trace.every_steps=5", f"run_root={tmp_path}").returncode == 0
     (folder,) = tmp_path.glob("*/*/")

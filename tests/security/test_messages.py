@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import nn
 
 from samewise.recipes.classification import ClassificationScores
+from samewise.runner.errors import ConfigError
+from samewise.runner.optim.weights import load_weights
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=1", "callbacks=none", "tracking=none", "evaluate.pictures=false")
 
@@ -25,6 +28,11 @@ def test_a_place_that_cannot_be_is_named(given: str, told: str, samewise: Callab
     done = samewise("check", "experiment=resnet18_digits", "--static", given)
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def test_a_file_of_text_is_no_file_of_weights() -> None:
+    with pytest.raises(ConfigError, match=r"initialise\.weights: is not a file of weights"):
+        load_weights(nn.Linear(1, 1), "/etc/passwd", strict=True)
 
 
 def test_doctor_tries_to_write(samewise: Callable[..., Any]) -> None:

@@ -104,6 +104,7 @@ def test_a_plot_that_cannot_be_drawn_leaves_the_report_s_page(capfd: pytest.Capt
     assert "warning: seeds plot: cannot be drawn: AttributeError" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_error_that_repeats_a_name_steers_no_terminal(tmp_path: Path) -> None:
     """In a process as a user starts it: what the terminal gets."""
     command = [sys.executable, "-m", "samewise", "digest", f"{tmp_path}/{ESCAPES}"]

@@ -34,7 +34,7 @@ def alive(processes: set[int]) -> set[int]:
 @pytest.mark.parametrize(
     ("overrides", "children", "trained"),
     [
-        (["loader.num_workers=2"], 2, True),
+        pytest.param(["loader.num_workers=2"], 2, True, marks=pytest.mark.slow),
         pytest.param(  # killed while its ranks still import torch
             ["strategy=elastic", "strategy.nproc=2", "replicas=2", "strategy.join_timeout_s=100000"], 2, False, marks=pytest.mark.slow
         ),

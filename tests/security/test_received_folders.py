@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.commands.ui import _warn_of_places
+from samewise.runner.commands.ui import _require_places
+from samewise.runner.errors import ConfigError
 from samewise.runner.records import trust
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
@@ -95,7 +96,7 @@ def received(run: Path, mark: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize("command", ["eval", "predict", "verify"])
+@pytest.mark.parametrize("command", ["eval", pytest.param("predict", marks=pytest.mark.slow), pytest.param("verify", marks=pytest.mark.slow)])
 def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(samewise, run, lab, picture, tmp_path, command) -> None:
     mark = tmp_path / "mark"
     received(run, mark)
@@ -167,21 +168,47 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_named(samewise, run, sweep)
     assert "there is no sweep.json in it" in samewise("sweep", sweep, "--status").stderr
 
 
-def test_the_ui_tells_which_folders_besides_its_own_a_store_has_it_show(tmp_path, capfd) -> None:
+def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_trusted(tmp_path) -> None:
     file = tmp_path / "mlflow.db"
-    with contextlib.closing(sqlite3.connect(file)) as store:
-        store.executescript("CREATE TABLE experiments (artifact_location); CREATE TABLE runs (artifact_uri)")
-        store.execute("INSERT INTO experiments VALUES (?), (?), ('mlflow-artifacts:/1'), ('s3://mine/1')", (str(tmp_path / "mlartifacts" / "1"), None))
-        store.commit()
-        _warn_of_places(f"sqlite:///{file}")
-        assert not capfd.readouterr().err
-        store.execute("INSERT INTO runs VALUES ('file:///home/me/%2Essh'), (?)", (f"{tmp_path}/mlartifacts/../../secret",))
-        store.commit()
-    _warn_of_places(f"sqlite:///{file}")
-    told = capfd.readouterr().err
-    assert "mlflow.db: the store has MLflow show files outside of its folder" in told
-    assert "/home/me/.ssh" in told
-    assert "/secret" in told
+    uri = f"sqlite:///{file}"
+
+    def add(location: str, *runs: str) -> None:
+        with contextlib.closing(sqlite3.connect(file)) as store:
+            store.executescript("CREATE TABLE IF NOT EXISTS experiments (artifact_location); CREATE TABLE IF NOT EXISTS runs (artifact_uri)")
+            store.execute("INSERT INTO experiments VALUES (?)", (location,))
+            store.executemany("INSERT INTO runs VALUES (?)", [(run,) for run in runs])
+            store.commit()
+
+    def refused() -> str:
+        with pytest.raises(ConfigError) as told:
+            _require_places(uri, trust=False)
+        return str(told.value)
+
+    add(str(tmp_path / "mlartifacts" / "1"), f"{tmp_path}/mlartifacts/1/a/artifacts", "mlflow-artifacts:/1")
+    _require_places(uri, trust=False)
+    add("s3://mine/1", "s3://mine/1/a/artifacts")
+    assert ": s3://mine/1; hint: if these places are yours" in refused()
+    _require_places(uri, trust=True)
+    add("s3://mine/1", "s3://mine/1/b/artifacts")  # another run in the same place
+    _require_places(uri, trust=False)
+    add("file:///home/me/%2Essh", f"{tmp_path}/mlartifacts/../../secret")
+    assert "mlflow.db: the store has MLflow show files outside of its folder" in refused()
+    for place in ("/home/me/.ssh", str(tmp_path.parent / "secret"), "s3://mine/1", "--trust"):
+        assert place in refused()
+    file.with_name(".mlflow.db.places").write_text(f"/home/me/.ssh\n{tmp_path.parent}/secret\ns3://mine/1\n")  # a stranger's own list
+    assert "/home/me/.ssh" in refused()
+
+
+def test_the_command_ui_starts_no_server_over_a_store_that_shows_other_folders(samewise, tmp_path, monkeypatch) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        store.executescript("CREATE TABLE experiments (artifact_location); CREATE TABLE runs (artifact_uri); INSERT INTO experiments VALUES ('/etc')")
+    started: list[object] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: started.append(given))
+    done = samewise("ui", "--run-root", tmp_path)
+    assert done.returncode == 2
+    assert "/etc" in done.stderr
+    assert "--trust" in done.stderr
+    assert not started
 
 
 def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(samewise, run) -> None:

@@ -61,6 +61,7 @@ def test_one_failed_job_does_not_stop_the_rest_and_is_told_at_once(swept, points
     assert "lr=1e+30 seed=0" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_point_has_the_weights_that_it_has_alone(swept, points, samewise: Callable[..., Any], tmp_path: Path) -> None:
     folder, _, name = swept
     for one in points(folder, name)[2:]:

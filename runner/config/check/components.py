@@ -101,11 +101,13 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
     told = _by_phase(node) if path == "optimizer" else []
     for key, value in node.items():
         if key not in names and key not in SPECIAL and key not in told:
+            alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
+            remove = f"leave it out, or ~{path}.{key} removes it"
             yield Problem(
                 f"{path}.{key}",
                 f"{made.__qualname__} has no such argument",
                 value,
-                hint=f"{nearest(key, (name for name in names if name != 'params')) or 'it takes none'}; leave it out, or ~{path}.{key} removes it",
+                hint=f"{alike}; {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}",
             )
 
 

@@ -1,0 +1,115 @@
+"""Write a run's model for other runtimes, and hold each file against the model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.commands import add_trust
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
+    from samewise.runner.exports.call import Call
+    from samewise.runner.records.folder import RunFolder
+
+KINDS = ("safetensors", "pt2", "onnx")
+
+EXAMPLES = """examples:
+  samewise export 3f2a --out digits                         weights.safetensors and model.pt2
+  samewise export 3f2a --to onnx --out digits               weights.safetensors and model.onnx; needs samewise[export]
+  samewise export 3f2a --to pt2,onnx --weights ema --out digits
+  samewise verify digits                                    run its test vectors in every runtime that is here
+
+formats: safetensors  weights alone, by the model's names; written with every other format
+         pt2          torch.export's program, for Python and as the start for AOTInductor and ExecuTorch
+         onnx         for onnxruntime in Python, C++, Java, C#, Node and browsers
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
+    parser.add_argument("--to", default="pt2", metavar="FORMATS", help=f"one or more of {', '.join(KINDS)}, with commas (default: pt2)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write; one with something in it is not overwritten")
+    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which checkpoint to use (default: best)")
+    parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
+    parser.add_argument("--module", metavar="NAME", help="export this module of the model, such as backbone (default: the model that the recipe calls)")
+    help_ = "refuse a format whose results are further off than this share of the largest number (default: 1e-4)"
+    parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
+    parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    add_trust(parser)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from samewise.runner.config import saved
+    from samewise.runner.records import trust
+    from samewise.runner.training.determinism import prepare
+
+    to = [name for name in _kinds(args.to) if name != "safetensors"]
+    if not 0 <= args.tolerance < 1:
+        raise ConfigError(Problem("--tolerance", "is not a share", args.tolerance, "a number from 0 to 1"))
+    folder = saved.find(args.run, run_root=args.run_root)
+    trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
+    composed = saved.config_of(folder, [*args.overrides, "device=cpu", "evaluate.batch_size=2"])
+    prepare(composed.cfg.reproducibility)
+    call, about = _model(args, folder, composed)
+    from samewise.runner.exports import folder as exports
+
+    found = exports.write(args.out, call, to=to, tolerance=args.tolerance, about=about)
+    if args.json:
+        print(json.dumps({"folder": str(args.out), "run": about["run"], "step": about["step"], "formats": [asdict(one) for one in found]}))
+        return 0
+    print(f"{args.out}: {about['experiment']}, step {about['step']:,}" + (f", its {call.part}" if call.part else ""))
+    for name in ("weights.safetensors", *(exports.formats.FORMATS[one.format].file for one in found)):
+        words = next((one.words for one in found if exports.formats.FORMATS[one.format].file == name), "by the model's own names")
+        print(f"  {name:<22} {args.out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
+    print(f"next:\n  samewise verify {args.out}")
+    return 0
+
+
+def _kinds(given: str) -> list[str]:
+    asked = [one.strip() for one in given.split(",") if one.strip()]
+    for one in asked:
+        if one not in KINDS:
+            hint = "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes" if "script" in one else nearest(one, KINDS)
+            raise ConfigError(Problem("--to", "is not a format that models are exported to", one, ", ".join(KINDS), hint))
+    return list(dict.fromkeys(asked))
+
+
+def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> tuple[Call, dict[str, Any]]:
+    """The model, called as its evaluation calls it on the first samples of the validation split; and what is known of it."""
+    from omegaconf import OmegaConf
+
+    from samewise.runner.config import project
+    from samewise.runner.exports.call import observe
+    from samewise.runner.records import shapes
+    from samewise.runner.records.files import read_json
+    from samewise.runner.training.evaluation import first_batch, models_to_evaluate, require_weights
+    from samewise.runner.training.restored import at_checkpoint
+
+    run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
+    models = models_to_evaluate(run)
+    prefix = f"{args.weights}/" if args.weights else ""
+    if args.weights:
+        require_weights(args.weights, (name.rstrip("/") for name in models if name))
+    call = observe(run.recipe, models[prefix].eval(), first_batch(run, "valid"), args.module)
+    summary = read_json(folder.summary, shapes.SUMMARY) or {}
+    cfg: Any = OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True)
+    about = {
+        "experiment": composed.name,
+        "run": folder.path.name,
+        "step": step,
+        "metrics": (summary.get("metrics") or {}).get("best", {}),
+        "classes": (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", []),
+        "model": cfg["model"],
+        "transforms": cfg["transforms"]["eval"],
+        "recipe": cfg["recipe"],
+        "precision": cfg["precision"],
+    }
+    return call, about

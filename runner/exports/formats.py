@@ -1,0 +1,152 @@
+"""The formats that a model is exported to: how each is written, and how its own runtime gives results from the file."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.exports.call import Call
+
+
+class Format(ABC):
+    """One format: a file of an export's folder."""
+
+    name: ClassVar[str]
+    file: ClassVar[str]
+    runtime: ClassVar[str]
+    """What gives results from it, in words."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Packages to write it."""
+    runs_with: ClassVar[tuple[str, ...]] = ()
+    """Packages to run it."""
+
+    @abstractmethod
+    def write(self, call: Call, path: Path) -> None:
+        """Write the model."""
+
+    @abstractmethod
+    def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """What the runtime makes of the inputs, in the model's order."""
+
+    @abstractmethod
+    def weights(self, path: Path) -> dict[str, Tensor]:
+        """The weights that the file holds, by the model's names; those that kept their names."""
+
+
+class Pt2(Format):
+    """torch.export's program: a graph of ATen operators, for Python and as what AOTInductor and ExecuTorch begin with."""
+
+    name, file, runtime = "pt2", "model.pt2", "torch.export"
+
+    def write(self, call: Call, path: Path) -> None:
+        torch.export.save(_program(call), str(path))
+
+    def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return list(torch.export.load(str(path)).module()(*inputs.values()))
+
+    def weights(self, path: Path) -> dict[str, Tensor]:
+        return _unwrapped(torch.export.load(str(path)).state_dict)
+
+
+class Onnx(Format):
+    """ONNX, by torch's exporter on top of torch.export: for onnxruntime in Python, C++, Java, C#, Node and browsers."""
+
+    name, file, runtime = "onnx", "model.onnx", "onnxruntime"
+    needs, runs_with = ("onnx", "onnxscript"), ("onnxruntime",)
+
+    def write(self, call: Call, path: Path) -> None:
+        # Not optimised here, which would fold batch norm into weights of other numbers: runtimes do that when they load the file.
+        names = [name.replace(".", "_") for name in call.inputs], [name.replace(".", "_") for name in call.outputs]
+        made = torch.onnx.export(_program(call), dynamo=True, optimize=False, input_names=names[0], output_names=names[1], verbose=False)
+        assert made is not None
+        made.save(str(path), external_data=False)
+
+    def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        import onnxruntime  # pyright: ignore[reportMissingImports]
+
+        options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        taken = {one.name for one in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        given = {name.replace(".", "_"): tensor.numpy() for name, tensor in inputs.items() if name.replace(".", "_") in taken}
+        return [torch.from_numpy(one) for one in session.run(None, given)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+    def weights(self, path: Path) -> dict[str, Tensor]:
+        import onnx  # pyright: ignore[reportMissingImports]
+        from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
+
+        held = onnx.load(str(path)).graph.initializer  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return _unwrapped({one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Onnx())}
+"""Beside `safetensors`, which holds weights and no model."""
+
+
+def require_packages(form: Format, names: tuple[str, ...], what: str) -> None:
+    """Raise a ConfigError where a package is not installed."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        words = f"needs {' and '.join(missing)} to be {what}"
+        raise ConfigError(Problem("--to", words, form.name, hint="pip install 'samewise[export]'"))
+
+
+def write(form: Format, call: Call, path: Path) -> None:
+    """Write the model in a format.
+
+    Raises:
+        ConfigError: a package is missing, or the exporter refuses the model, in the exporter's words.
+    """
+    require_packages(form, form.needs, "written")
+    try:
+        with _quiet():
+            form.write(call, path)
+    except Exception as error:
+        raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {first_line(error)}", form.name)) from None
+
+
+def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """What a file's runtime makes of inputs.
+
+    Raises:
+        ValueError: it fails, in the runtime's words.
+    """
+    try:
+        with _quiet():
+            return form.results(path, inputs)
+    except Exception as error:
+        raise ValueError(f"{form.runtime} cannot run it: {first_line(error)}") from None
+
+
+def _program(call: Call) -> torch.export.ExportedProgram:
+    """Sizes that need not be those of the example (the batch, a length) stay free; torch.export finds out which."""
+    free = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1} for tensor in call.inputs.values())
+    with torch.no_grad():
+        return torch.export.export(call.function, tuple(call.inputs.values()), dynamic_shapes=(free,), strict=False)
+
+
+def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("model."): tensor.detach() for name, tensor in state.items() if name.startswith("model.")}
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Exporters warn of their own insides."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # torch.export logs the whole graph of a model that it cannot take
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,68 @@
+"""Tensors by name in one file without code: the format of .safetensors (huggingface.co/docs/safetensors, "Format")."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from samewise.runner.errors import first_line
+from samewise.runner.records.digest import tensor_bytes
+from samewise.runner.records.files import write_atomically
+
+KINDS: Final = {
+    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
+    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+    "BF16": torch.bfloat16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Kinds of numbers, as the format calls them."""
+_CALLED: Final = {kind: name for name, kind in KINDS.items()}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU.
+
+    Raises:
+        ValueError: it is not such a file, or it is cut short.
+        OSError: it cannot be read.
+    """
+    held = bytearray(path.read_bytes())
+    try:
+        start = 8 + int.from_bytes(held[:8], "little")
+        header = json.loads(held[8:start])
+        header.pop("__metadata__", None)
+        return {name: _tensor(held, start, **one) for name, one in header.items()}
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, RecursionError) as error:
+        raise ValueError(first_line(error)) from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, each with its numbers in row-major order: the same tensors give the same bytes.
+
+    Raises:
+        ValueError: the format has no word for the dtype of one.
+    """
+    header, parts, at = dict[str, Any](), list[bytes](), 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        if tensor.dtype not in _CALLED:
+            raise ValueError(f"{name} is of {tensor.dtype}, which a .safetensors file cannot hold")
+        parts.append(bytes(tensor_bytes(tensor)))
+        header[name] = {"dtype": _CALLED[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + len(parts[-1])]}
+        at += len(parts[-1])
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_atomically(path, len(text).to_bytes(8, "little") + text + b"".join(parts))
+
+
+def _tensor(held: bytearray, start: int, *, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> Tensor:
+    first, last = data_offsets
+    if not 0 <= first <= last <= len(held) - start:
+        raise ValueError("the file is shorter than its header says")
+    return torch.frombuffer(held[start + first : start + last], dtype=KINDS[dtype]).reshape(shape) if last > first else torch.empty(shape, dtype=KINDS[dtype])

@@ -1,0 +1,204 @@
+"""What is taken from a tracking server: no more than there is room for, whatever it sends. Imports mlflow.
+
+requests reads an answer whole into memory, and urllib3 a header or the length of a chunk, however long they are; MLflow asks for as many pages as
+a server says there are, and writes as much of an artifact as comes. So each answer's bytes are counted where they leave the socket, and again
+when they have been decompressed. Databricks' own client and the clients of clouds do not come by here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from http.client import HTTPResponse
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.utils import request_utils
+
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line, in_short
+
+ANSWER = ("SAMEWISE_MAX_ANSWER_BYTES", 64 << 20)
+"""The environment variable that limits an answer that is held in memory, and its value without it. A command's together may be `_ANSWERS` times that."""
+DOWNLOAD = ("SAMEWISE_MAX_DOWNLOAD_BYTES", 4 << 30)
+"""The same of all files that a command downloads."""
+_ANSWERS = 8
+_LONGEST_S = 300.0
+_HEADERS = 1 << 20
+
+
+class NotTaken(Exception):
+    """A server sends more than is taken, or no answer at all."""
+
+
+class _Taken:
+    """What one command has taken so far, and why it took no more."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.downloads = 0
+        self.refused: NotTaken | None = None
+
+    def refuse(self, why: str) -> NotTaken:
+        """The error to raise, which is remembered: libraries on the way up wrap it, or leave it out of what they say."""
+        self.refused = NotTaken(why)
+        return self.refused
+
+
+_here = threading.local()
+_command: list[_Taken] = []
+
+
+def _taken() -> _Taken:
+    """The current command's; outside of one, as in the sender, answers are not added up."""
+    return _command[-1] if _command else _Taken()
+
+
+class _Counted(io.RawIOBase):
+    """The bytes of one answer, as they come from the socket."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._coming, self._decoded = 0, 0
+        self._download = False
+        self._until = time.monotonic() + _LONGEST_S
+        _here.counted = self
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._raw.readinto(buffer) or 0
+        self._coming += count
+        self._check(self._coming, count)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+    def decoded(self, pieces: Iterator[bytes], *, of_json: bool) -> Generator[bytes]:
+        """The answer's body as the client is given it. With `of_json`, it has to be a mapping: MLflow takes an empty body for "done"."""
+        head = b""
+        for piece in pieces:
+            self._decoded += len(piece)
+            self._check(self._decoded, 0)
+            head = head or piece.lstrip()[:1]
+            yield piece
+        if of_json and head != b"{":
+            raise _taken().refuse("it says that it has done what it was asked, but not as an MLflow server does: something else may answer in its place")
+
+    def be_a_download(self) -> None:
+        """The rest goes to a file, and not into memory."""
+        self._download = True
+
+    def _check(self, count: int, more: int) -> None:
+        taken = _taken()
+        if self._download:
+            taken.downloads += more
+            most = limit(DOWNLOAD)
+            enough = max(taken.downloads, count) > most
+        else:
+            taken.answers += more
+            most = limit(ANSWER)
+            enough = count > most + _HEADERS or taken.answers > _ANSWERS * most
+            most *= 1 if count > most + _HEADERS else _ANSWERS
+        if enough:
+            name = (DOWNLOAD if self._download else ANSWER)[0]
+            what = "its files come to" if self._download else "its answer has"
+            raise taken.refuse(f"{what} more than {most:,} bytes; where that is meant to be so, set {name} to more")
+        if not self._download and time.monotonic() > self._until:
+            raise taken.refuse(f"its answer had not ended after {_LONGEST_S:.0f} s")
+
+
+class _Answer(HTTPResponse):
+    def __init__(self, sock: Any, *given: Any, **named: Any) -> None:
+        super().__init__(sock, *given, **named)
+        self.fp = io.BufferedReader(_Counted(self.fp.detach()))
+
+
+class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
+    def init_poolmanager(self, *given: Any, **named: Any) -> None:
+        super().init_poolmanager(*given, **named)
+        _count(self.poolmanager)
+
+    def proxy_manager_for(self, *given: Any, **named: Any) -> Any:
+        manager = super().proxy_manager_for(*given, **named)
+        _count(manager)
+        return manager
+
+    def send(self, request: Any, stream: bool = False, timeout: Any = None, verify: Any = True, cert: Any = None, proxies: Any = None) -> Any:
+        response = super().send(request, stream, timeout, verify, cert, proxies)
+        counted: _Counted = _here.counted
+        if stream and response.ok:
+            counted.be_a_download()
+        plain, of_json = response.raw.stream, response.status_code == 200 and "/api/2.0/mlflow/" in str(request.path_url)
+
+        def stream_counted(*given: Any, **named: Any) -> Iterator[bytes]:
+            return counted.decoded(plain(*given, **named), of_json=of_json)
+
+        response.raw.stream = stream_counted
+        return response
+
+
+def _count(manager: Any) -> None:
+    """Have the connections of a manager of urllib3's count what they are answered."""
+
+    def counting(pool: Any) -> Any:
+        connection = type(pool.ConnectionCls.__name__, (pool.ConnectionCls,), {"response_class": _Answer})
+        return type(pool.__name__, (pool,), {"ConnectionCls": connection})
+
+    manager.pool_classes_by_scheme = {scheme: counting(pool) for scheme, pool in manager.pool_classes_by_scheme.items()}
+
+
+def limit(of: tuple[str, int]) -> int:
+    """The limit of `ANSWER` or `DOWNLOAD`. Raises ConfigError where its environment variable is not a whole number above 0."""
+    name, usual = of
+    given = os.environ.get(name)
+    if given is None:
+        return usual
+    if not given.isdecimal() or not int(given):
+        raise ConfigError(Problem(name, "this environment variable is not a limit", given, "a whole number above 0"))
+    return int(given)
+
+
+def connect(uri: str) -> MlflowClient:
+    """A client of a store, whose answers are limited."""
+    for of in (ANSWER, DOWNLOAD):
+        limit(of)
+    if request_utils.TCPKeepAliveHTTPAdapter is not _Adapter:
+        request_utils.TCPKeepAliveHTTPAdapter = _Adapter
+        request_utils._cached_get_request_session.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    return MlflowClient(tracking_uri=uri)
+
+
+@contextlib.contextmanager
+def asking(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
+    """A client to read a store with, for one command: what a server sends may be anything.
+
+    Args:
+        uri: As `check_uri` gives it.
+        told: The problem, given what went wrong.
+
+    Raises:
+        ConfigError: whatever went wrong inside, but for what samewise itself has found.
+    """
+    taken = _Taken()
+    _command.append(taken)
+    try:
+        yield connect(uri)
+    except SamewiseError:
+        raise
+    except Exception as error:
+        known = isinstance(error, MlflowException | OSError)
+        reason = str(taken.refused) if taken.refused else first_line(error) if known else f"its answer cannot be understood: {in_short(error)}"
+        raise ConfigError(told(reason)) from None
+    finally:
+        _command.remove(taken)

@@ -1,0 +1,34 @@
+"""A finished or half-done run, made again to stand at one of its checkpoints: for commands that evaluate or export it."""
+
+from __future__ import annotations
+
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.project import Project
+from samewise.runner.records import checkpoint, sources
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
+from samewise.runner.training.run import Run
+from samewise.runner.training.state import restore
+
+
+def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which: str) -> tuple[Run, int]:
+    """A run that stands where one of its checkpoints was taken, in one process, and the checkpoint's step; a warning says what of its code has changed.
+
+    Args:
+        composed: The run's config; it is made to read no initial weights, whose file may be elsewhere, or not to be had.
+        project: The user's own packages.
+        folder: The run's.
+        which: best, last, or a step.
+
+    Raises:
+        ConfigError: a part cannot be made.
+        CheckpointError: there is no such checkpoint.
+    """
+    kept = checkpoint.choose_checkpoint(folder.checkpoints, which)
+    state = checkpoint.load(kept.path)
+    if composed.cfg.initialise is not None:
+        composed.cfg.initialise.weights = None
+    run = build(composed, project, folder, alone=True)
+    sources.warn_of_changes(folder.sources)
+    restore(run, state)
+    return run, kept.step

@@ -1,0 +1,448 @@
+"""Faults at random, by the thousand: after each the same command is given again, and at the end nothing may be lost, doubled or different.
+
+    python tests/faults/campaign.py --trials 1000 --seed 0 --jobs 2
+
+A trial trains a recipe at reduced size. Up to fourteen times it is struck: killed at a random moment or at a call on a file of the run, refused such a
+call by the disk, met by a full disk or by a clock that jumps; its MLflow server may lie meanwhile. Then the command is given until it ends, and what
+came of it is compared with a training that was not disturbed: weights, trace, checkpoints, journal, and what MLflow has. `--only SEED` repeats one
+trial, whose seed a failure names: the faults are the same, but a moment is not.
+
+Trainings are forked from a process that has imported torch; sweeps, and runs of several processes, start theirs as a user's do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import errno
+import hashlib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+COMMON = ("debug=tiny", "callbacks=none", "evaluate.pictures=false", "reproducibility.threads=1", "max_steps=6", "evaluate.every_steps=3", "replicas=2")
+COMMON += ("checkpoint.every_steps=1", "checkpoint.keep_last=99", "tracking.log_system=false", "tracking.send_every_s=0.2", "tracking.flush_timeout_s=20")
+RECIPES = {
+    "classification": ("experiment=resnet18_digits", "model.width=4"),
+    "detection": ("experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "model.channels=16", "max_steps=3"),
+    "separation": ("experiment=conv_tasnet_spoken_digits",),
+    "vocoder": ("experiment=wavernn_spoken_digits", "max_steps=4"),
+    "speech_recognition": ("experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"),
+}
+KINDS = {"kill": 10, "kill at a call": 10, "read or write error": 2, "full disk": 2, "clock": 1}
+PLANS = {"none": 0, "read or write error": 1, "full disk": 2, "kill at a call": 3, "clock": 4}
+ERRORS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EINTR, errno.EDQUOT)
+SHARED = "SAMEWISE_SENDERS"
+TIMED = ("speed/", "system/")
+PRELOAD = ("torchvision", "torchaudio", "matplotlib.figure", "samewise.runner.cli", "samewise.runner.commands.train", "samewise.runner.config.check.components")
+PRELOAD += ("samewise.runner.training.loop", "samewise.runner.training.build", "samewise.runner.training.prepare", "samewise.runner.config.compose")
+LONGEST_S = 240.0
+
+
+def compiled(folder: Path) -> Path:
+    """The layer, as a library."""
+    library = folder / "layer.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "layer.c"), "-ldl"], check=True)
+    return library
+
+
+class Wrong(Exception):
+    """What a trial found."""
+
+
+class Command:
+    """A command of samewise in a fork of this process.
+
+    Args:
+        arguments: What a user would type.
+        said: The file that gets what it prints.
+        plan: What the layer does in it: kind, number of the call, error, for how many calls, seconds.
+        under: The folder whose files' calls count.
+        variables: Beside this process's.
+        composed: What the arguments compose to, where that was found before.
+    """
+
+    def __init__(self, arguments: list[str], said: Path, plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any) -> None:
+        self.mark = said.with_suffix(".struck")
+        self.said = said
+        self._calls = said.with_suffix(".calls")
+        self.pid = os.fork()
+        self.code: int | None = None
+        if not self.pid:
+            self._be(arguments, plan, under, variables, composed)
+
+    def _be(self, arguments: list[str], plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any) -> None:
+        code = 70
+        try:
+            os.setpgid(0, 0)
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with the campaign
+            os.environ.update(variables)
+            os.environ["FAULT"] = ""
+            file = os.open(self.said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            layer = ctypes.CDLL(None)
+            layer.counted.restype = ctypes.c_long
+            kind, nth, error, lasts, seconds = plan
+            layer.plan(str(under).encode(), str(self.mark).encode(), kind, ctypes.c_long(nth), error, ctypes.c_long(lasts), ctypes.c_long(seconds))
+            from samewise.runner.cli import main
+
+            if composed is not None:
+                importlib.import_module("samewise.runner.commands.train").compose_arguments = lambda args, strict: composed  # type: ignore[attr-defined]
+            code = main(arguments)
+            calls = layer.counted()
+            layer.plan(b"", b"", 0, ctypes.c_long(0), 0, ctypes.c_long(0), ctypes.c_long(0))
+            self._calls.write_text(str(calls))
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 71
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, negative where a signal ended it; None: it still runs."""
+        until = time.monotonic() + seconds
+        while self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > until:
+                return None
+            else:
+                time.sleep(0.005)
+        return self.code
+
+    def end(self) -> int:
+        """Its exit code; where it does not end, that is what is wrong."""
+        if self.wait(LONGEST_S) is None:
+            self.kill(everything=True)
+            raise Wrong(f"did not end within {LONGEST_S:.0f} s:\n{self.text[-1500:]}")
+        assert self.code is not None
+        return self.code
+
+    def kill(self, *, everything: bool) -> None:
+        """Kill it, or all that it has started too."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL) if everything else os.kill(self.pid, signal.SIGKILL)
+        self.wait(30)
+
+    @property
+    def calls(self) -> int:
+        return int(self._calls.read_text())
+
+    @property
+    def text(self) -> str:
+        return self.said.read_text(errors="replace") if self.said.exists() else ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an undisturbed command gave: results by run; how long it took; how many calls on files of the run its process made."""
+
+    results: dict[str, dict[str, Any]]
+    seconds: float
+    calls: int
+
+
+class Campaign:
+    """Trials in one process.
+
+    Args:
+        home: A folder for all of them.
+        server: The address of the MLflow server's proxy, and the file of the server's store; None: without.
+    """
+
+    def __init__(self, home: Path, server: tuple[str, Path] | None) -> None:
+        self.home, self.server = home, server
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.wordless: collections.Counter[str] = collections.Counter()
+        self._references: dict[tuple[str, ...], Reference] = {}
+        for name in PRELOAD:
+            importlib.import_module(name)
+        from samewise.runner.tracking.sender import prepare_environment
+        from samewise.runner.tracking.sender_parent import SenderParent
+
+        prepare_environment()
+        self._store = home / "store.db"
+        if not (child := os.fork()):
+            importlib.import_module("samewise.runner.tracking.store").open_client(f"sqlite:///{self._store}")
+            os._exit(0)
+        os.waitpid(child, 0)
+        importlib.import_module("samewise.runner.tracking.sending")
+        self._senders = SenderParent(home / "senders.log")
+        self._number = 0
+
+    def command(self, given: list[str], root: Path, *, plan: tuple[int, ...] = (0, 0, 0, 0, 0), shared: bool = True, composed: Any = None) -> Command:
+        self._number += 1
+        variables = {SHARED: self._senders.address} if shared else {}
+        return Command(given, self.home / f"said-{self._number}.txt", plan, root, variables, composed)
+
+    def _composed(self, given: list[str]) -> Any:
+        """What a trial's trainings that are struck are given; samewise's files that they use are read, too. Each would take half of its time for that."""
+        from samewise.runner.config.compose import compose
+        from samewise.runner.config.project import find
+        from samewise.runner.records import own_code
+
+        if given[0] == "sweep":
+            return None
+        composed = compose(given[1:], project=find(packages=[], configs=[]), strict=False)
+        own_code.record([str(composed.cfg.recipe._target_), str(composed.cfg.dataset.train._target_)])
+        return composed
+
+    def reference(self, given: tuple[str, ...]) -> Reference:
+        """What an undisturbed command gives."""
+        if given not in self._references:
+            root = self.home / f"reference-{len(self._references)}"
+            began = time.monotonic()
+            command = self.command([*given, "tracking=none", f"run_root={root}"], root)
+            if command.end():
+                raise Wrong(f"the undisturbed training failed:\n{command.text[-2000:]}")
+            self._references[given] = Reference(results_in(root), time.monotonic() - began, command.calls)
+        return self._references[given]
+
+    def trial(self, seed: int) -> None:
+        """One trial. Raises Wrong."""
+        chance = random.Random(seed)
+        recipe = chance.choice([*RECIPES])
+        form: str = chance.choices(["", ", 2 processes", ", sweep"], [0.92, 0.04, 0.04])[0]
+        recipe = "classification" if form == ", sweep" else recipe
+        whole_command = ["sweep", "seed=0,1", "launcher.jobs=2"] if form == ", sweep" else ["train"]
+        reference = self.reference((*whole_command, *RECIPES[recipe], *COMMON))
+        root = self.home / f"trial-{seed}"
+        tracking = chance.choice(["none", "sqlite", "sqlite", "server" if self.server else "none"])
+        given = [*whole_command, *RECIPES[recipe], *COMMON, f"run_root={root}", f"loader.num_workers={chance.choice([0, 0, 1, 2])}"]
+        given += [f"checkpoint.background={chance.choice(['true', 'false'])}", *(["strategy=elastic", "strategy.nproc=2"] if form == ", 2 processes" else [])]
+        experiment = f"trial-{self.home.name}-{seed}"
+        uri = self.server[0] if tracking == "server" and self.server else f"sqlite:///{root}/mlflow.db"
+        given += ["tracking=none"] if tracking == "none" else [f"tracking.experiment={experiment}", f"tracking.uri={uri}"]
+        if tracking == "sqlite" and chance.random() < 0.9:  # the others make their store, which takes longer than the training
+            root.mkdir()
+            shutil.copy(self._store, root / "mlflow.db")
+        seen: dict[str, str] = {}
+        composed = self._composed(given)
+        for _ in range(chance.randint(1, 3) if form else chance.randint(4, 14)):
+            kind = "kill" if form else chance.choices([*KINDS], [*KINDS.values()])[0]
+            if self._strike(chance, kind, given, root, reference, composed, f"{recipe}{form}") == 0:
+                break
+            require_kept(root, seen)
+        for _ in range(6):
+            ended = self.command(given, root)
+            if ended.end() == 0:
+                break
+        else:
+            raise Wrong(f"{' '.join(given)}\nstill ends with {ended.code}:\n{ended.text[-2500:]}")
+        require_kept(root, seen)
+        found = results_in(root)
+        if [*found] != [*reference.results]:
+            raise Wrong(f"{' '.join(given)}\nruns {[*found]} instead of {[*reference.results]}")
+        for run, expected in reference.results.items():
+            for name, value in expected.items():
+                if found[run][name] != value:
+                    raise Wrong(f"{' '.join(given)}\n{name} of {run} differs:\nexpected {str(value)[:1500]}\nfound    {str(found[run][name])[:1500]}")
+        if tracking != "none":
+            journals = [expected["journal"] for expected in reference.results.values()]
+            self._require_sent(root, journals, self.server[1] if tracking == "server" and self.server else root / "mlflow.db", experiment)
+        self.counts[f"trials, tracking {tracking}"] += 1
+        shutil.rmtree(root)
+
+    def _strike(self, chance: random.Random, kind: str, given: list[str], root: Path, reference: Reference, composed: Any, label: str) -> int:
+        error, lasts = chance.choice(ERRORS), chance.choice([1, 3, 10, 10**9])
+        plan = (
+            (0, 0, 0, 0, 0)
+            if kind == "kill"
+            else (
+                PLANS[kind],
+                min(chance.randint(1, reference.calls) for _ in range(chance.choice([1, 2]))),
+                error,
+                lasts,
+                chance.choice([-86400 * 400, -3600, 3600, 86400 * 4000]),
+            )
+        )
+        command = self.command(given, root, plan=plan, shared=chance.random() < 0.98, composed=composed)
+        if kind == "kill":
+            command.wait(chance.random() * reference.seconds * (3 if ", 2" in label else 1))
+            struck = command.code is None
+            if struck:
+                command.kill(everything=chance.random() < 0.3)
+        code = command.end()
+        if kind != "kill":
+            struck = command.mark.exists()
+        if struck:
+            self.counts[f"{kind}: {label}"] += 1
+            self.counts["faults"] += 1
+            self.counts["kills"] += kind.startswith("kill")
+        text = command.text
+        if code not in (0, 1, 2, 3, -signal.SIGKILL):
+            raise Wrong(f"{' '.join(given)}\nexit code {code} after {kind} {plan}:\n{text[-2500:]}")
+        if code > 0 and ("Traceback" in text or "--debug" in text):
+            self.wordless[f"{kind} {os.strerror(error) if plan[0] == 1 else ''}: {text.strip()[:300]}"] += 1
+        return code
+
+    def _require_sent(self, root: Path, journals: list[Any], store: Path, experiment: str) -> None:
+        for _ in range(12):
+            sync = self.command(["sync", "--run-root", str(root)], root)
+            if sync.end() == 0:
+                break
+            time.sleep(0.5)
+        else:
+            raise Wrong(f"sync still ends with {sync.code}:\n{sync.text[-1500:]}")
+        with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=60)) as opened:
+            query = "SELECT run_uuid, status FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ?"
+            runs = opened.execute(query, (experiment,)).fetchall()
+            rows = [opened.execute("SELECT key, step, value FROM metrics WHERE run_uuid = ?", (run[0],)).fetchall() for run in runs]
+        if [run[1] for run in runs] != ["FINISHED"] * len(journals):
+            raise Wrong(f"MLflow has {runs} of {experiment}")
+        sent = sorted(sorted(row for row in of_run if not row[0].startswith(TIMED)) for of_run in rows)
+        for had, wanted in zip(sent, sorted([tuple(row) for row in journal] for journal in journals), strict=True):
+            if had != wanted:
+                missing, more = sorted(set(wanted) - set(had)), sorted(set(had) - set(wanted))
+                raise Wrong(f"MLflow's metrics differ: missing {missing[:5]}, more {more[:5]}, {len(had)} instead of {len(wanted)}")
+
+    def close(self) -> None:
+        self._senders.close()
+
+
+def require_kept(root: Path, seen: dict[str, str]) -> None:
+    """No checkpoint that was whole, as `seen` has them, was lost or has changed; those that are there are added to it."""
+    for name, digest in seen.items():
+        if whole(root / name) != digest:
+            raise Wrong(f"{root / name} was whole, with {digest}, and is now {whole(root / name)}")
+    for folder in root.glob("*/*/checkpoints/step-*"):
+        digest = None if folder.is_symlink() else whole(folder)
+        if digest:
+            seen[str(folder.relative_to(root))] = digest
+
+
+def whole(folder: Path) -> str | None:
+    """The digest of a checkpoint that is as its manifest says."""
+    try:
+        digest = json.loads((folder / "manifest.json").read_text())["sha256"]
+        return digest if hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest() == digest else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def results_in(root: Path) -> dict[str, dict[str, Any]]:
+    """What the runs below a run root came to, by name and fingerprint."""
+    found = sorted(path.parent for path in root.glob("*/*/config.yaml") if "mlartifacts" not in path.parts)
+    return {str(folder.relative_to(root)): result_of(folder) for folder in found}
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """What two trainings of one experiment must have in common."""
+    from samewise.runner.tracking.journal import read_entries
+
+    summary = json.loads((folder / "summary.json").read_text())
+    entries = [entry for entry, _ in read_entries(folder / "metrics.jsonl")]
+    journal = sorted((name, entry.step, value) for entry in entries for name, value in entry.metrics.items() if not name.startswith(TIMED))
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*") if whole(path))
+    results = {name: summary[name] for name in ("weights_sha256", "trace_sha256", "metrics", "steps")}
+    return {**results, "trace": (folder / "trace.jsonl").read_text().splitlines()[1:], "journal": journal, "checkpoints": kept}
+
+
+def work(home: Path, seeds: list[int], server: tuple[str, Path] | None, until: float) -> None:
+    """Trials, and their counts as a line of JSON after each."""
+    campaign = Campaign(home, server)
+    with open(home / "counts.jsonl", "a") as told:
+        for seed in seeds:
+            if time.time() > until:
+                break
+            failed = ""
+            try:
+                campaign.trial(seed)
+            except Wrong as wrong:
+                failed = str(wrong)
+            except Exception:
+                failed = traceback.format_exc()
+            campaign.counts["trials"] += 1
+            line = {"seed": seed, "failed": failed, "counts": campaign.counts, "wordless": campaign.wordless}
+            told.write(json.dumps(line) + "\n")
+            told.flush()
+            if failed:
+                print(f"FAILED: --only {seed}\n{failed}\n", flush=True)
+            for said in home.glob("said-*"):
+                said.unlink()
+    campaign.close()
+
+
+def main() -> int:
+    """Read the command line, start the workers, add up what they counted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="trials have the seeds SEED * 1000000, SEED * 1000000 + 1, ...")
+    parser.add_argument("--only", type=int, help="the seed of one trial")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("--no-server", action="store_true", help="without an MLflow server that lies")
+    parser.add_argument("--keep", action="store_true", help="keep the folder of what was trained")
+    given = parser.parse_args()
+    home = Path(tempfile.mkdtemp(prefix="samewise-faults-"))
+    os.environ.update(OMP_NUM_THREADS="1", MLFLOW_DISABLE_TELEMETRY="true", CUBLAS_WORKSPACE_CONFIG=":4096:8", XDG_CONFIG_HOME=str(home / "home"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    environment = {**os.environ, "LD_PRELOAD": str(compiled(home))}
+    seeds = [given.only] if given.only is not None else [given.seed * 1_000_000 + number for number in range(given.trials)]
+    import_liar = [sys.executable, str(HERE / "liar.py"), str(home)]
+    liar = None if given.no_server else subprocess.Popen(import_liar, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    address = liar.stdout.readline().strip() if liar is not None and liar.stdout is not None else ""
+    until = time.time() + 60 * given.minutes
+    code = "import sys; sys.path.insert(0, {!r}); import campaign, pathlib; campaign.work(pathlib.Path({!r}), {!r}, {!r}, {!r})"
+    workers = list[subprocess.Popen[bytes]]()
+    try:
+        for number in range(given.jobs):
+            folder = home / f"worker{number}"
+            folder.mkdir()
+            told = (address, str(home / "server.db")) if address else None
+            started = code.format(str(HERE), str(folder), seeds[number :: given.jobs], told, until)
+            workers.append(subprocess.Popen([sys.executable, "-c", started], env=environment))
+        for worker in workers:
+            worker.wait()
+    finally:
+        for worker in workers:
+            worker.kill()
+        if liar is not None:
+            liar.communicate()
+    failures = summarise(home)
+    if not given.keep and not failures:
+        shutil.rmtree(home, ignore_errors=True)
+    else:
+        print(f"kept: {home}")
+    return int(bool(failures))
+
+
+def summarise(home: Path) -> int:
+    """Print the counts of all workers; how many trials failed."""
+    counts, wordless, failed = collections.Counter[str](), collections.Counter[str](), list[int]()
+    for file in home.glob("worker*/counts.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        failed += [line["seed"] for line in lines if line["failed"]]
+        counts += collections.Counter(lines[-1]["counts"] if lines else {})
+        wordless += collections.Counter(lines[-1]["wordless"] if lines else {})
+    for name, count in sorted(counts.items()):
+        print(f"{count:7} {name}")
+    for name, count in wordless.most_common(10):
+        print(f"{count:7} without words of its own: {name}")
+    print(f"{len(failed):7} failed" + "".join(f"\n        --only {seed}" for seed in failed))
+    return len(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

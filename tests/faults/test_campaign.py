@@ -1,0 +1,91 @@
+"""A few trials of the campaign; and that it strikes, and finds what it looks for."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None or sys.platform != "linux", reason="gcc compiles a library that Linux preloads")
+WRITES = """
+import sys, time
+try:
+    for number in range(6):
+        with open(f"{sys.argv[1]}/{number}", "w") as file:
+            file.write("x" * 100)
+except OSError as error:
+    print(error.errno)
+print(round(time.time() - float(sys.argv[2]), -3))
+"""
+
+
+@pytest.fixture(scope="module")
+def campaign(repository: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("samewise_campaign", repository / "tests" / "faults" / "campaign.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def layer(campaign: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return campaign.compiled(tmp_path_factory.mktemp("layer"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "written", "said"),
+    [
+        ("0 0 0 0 0", 6, "0.0"),
+        (f"1 3 {errno.EIO} 0 0", 1, f"{errno.EIO}\n0.0"),
+        ("2 5 0 100 0", 2, f"{errno.ENOSPC}\n0.0"),
+        ("3 7 0 0 0", 3, ""),
+        ("4 3 0 0 86400000", 6, "86400000.0"),
+    ],
+    ids=["nothing", "an error", "a full disk", "a kill", "a jump of the clock"],
+)
+def test_the_layer_strikes_where_it_is_told_to(layer: Path, tmp_path: Path, fault: str, written: int, said: str) -> None:
+    folder = tmp_path / "under"
+    folder.mkdir()
+    environment = {**os.environ, "LD_PRELOAD": str(layer), "FAULT": f"{fault} {folder}/ {tmp_path}/mark"}
+    done = subprocess.run([sys.executable, "-S", "-c", WRITES, str(folder), str(time.time())], env=environment, capture_output=True, text=True, check=False)
+    whole = [path for path in folder.iterdir() if path.read_text() == "x" * 100]
+    assert (len(whole), done.stdout.strip()) == (written, said), done.stderr
+    assert (tmp_path / "mark").exists() == (fault[0] != "0")
+
+
+def test_a_checkpoint_that_vanishes_or_changes_is_missed(campaign: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "name" / "run" / "checkpoints" / "step-00000001"
+    folder.mkdir(parents=True)
+    (folder / "state.pt").write_bytes(b"state")
+    (folder / "manifest.json").write_text(json.dumps({"sha256": hashlib.sha256(b"state").hexdigest()}))
+    seen: dict[str, str] = {}
+    for _ in range(2):
+        campaign.require_kept(tmp_path, seen)
+    assert len(seen) == 1
+    (folder / "state.pt").write_bytes(b"other")
+    with pytest.raises(campaign.Wrong, match="is now None"):
+        campaign.require_kept(tmp_path, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_few_trials_lose_nothing(repository: Path) -> None:
+    command = [sys.executable, str(repository / "tests" / "faults" / "campaign.py"), "--trials", "3", "--seed", "4", "--no-server"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    counts = {line.split(maxsplit=1)[1]: int(line.split()[0]) for line in done.stdout.splitlines()}
+    assert counts["trials"] == 3
+    assert counts["faults"] > 0
+    assert counts["failed"] == 0

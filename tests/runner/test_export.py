@@ -1,0 +1,221 @@
+"""A model in other formats gives what it gives here, on other inputs too; a fault in a file is found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samewise.runner.exports.compared import difference
+from samewise.runner.records.tensor_file import read_tensors, write_tensors
+
+TINY = ["debug=tiny", "max_steps=2", "evaluate.pictures=false", "tracking=none"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from samewise.runner.cli import main
+
+    root = tmp_path_factory.mktemp("runs")
+    assert main(["train", "experiment=resnet18_digits", *TINY, "model.width=4", "dataset.image_size=16", f"run_root={root}"]) == 0
+    return next(root.glob("resnet18_digits/*"))
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from samewise.runner.cli import main
+
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    folder = tmp_path_factory.mktemp("export") / "model"
+    assert main(["export", str(run), "--to", "pt2,onnx", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def copy(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "copy"))
+
+
+def verified(samewise: Callable[..., Any], folder: Path, code: int, *options: str) -> dict[str, dict[str, Any]]:
+    done = samewise("verify", folder, "--json", *options)
+    assert done.returncode == code, done.stderr
+    return {one["format"]: one for one in json.loads(done.stdout)["formats"]}
+
+
+def test_a_model_of_ours_is_exported_to_the_same_bits(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    done = samewise("export", run, "--out", tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    assert "the same bits" in done.stdout
+    found = verified(samewise, tmp_path / "model", 0)
+    assert list(found) == ["safetensors", "pt2"]
+    assert found["pt2"]["same"]
+
+    (tmp_path / "model" / "model.pt2").write_bytes(b"another's")
+    found = verified(samewise, tmp_path / "model", 1)
+    assert found["pt2"]["words"] == "model.pt2 was altered since the export, and is run with --trust only"
+    vectors = read_tensors(tmp_path / "model" / "vectors.safetensors")
+    write_tensors(tmp_path / "model" / "vectors.safetensors", vectors | {"output/output": vectors["output/output"] + 1})
+    found = verified(samewise, tmp_path / "model", 1)
+    assert list(found) == ["safetensors", "vectors"]
+    assert not found["vectors"]["sound"]
+
+
+@pytest.mark.slow
+def test_each_runtime_gives_the_models_results_on_other_images_and_batches(run: Path, exported: Path) -> None:
+    import onnxruntime
+
+    import samewise as package
+
+    model = package.load(run, trust=True).model.double()
+    images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(images.double())
+        (pt2,) = torch.export.load(str(exported / "model.pt2")).module()(images)
+    session = onnxruntime.InferenceSession(str(exported / "model.onnx"), providers=["CPUExecutionProvider"])
+    (onnx,) = session.run(None, {"image": images.numpy()})
+    assert (pt2 - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (torch.from_numpy(onnx) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.slow
+def test_the_folder_says_what_goes_in_and_comes_out_and_holds_the_checkpoints_weights(run: Path, exported: Path) -> None:
+    import samewise as package
+
+    said = json.loads((exported / "export.json").read_text())
+    assert said["inputs"] == {"image": {"dtype": "float32", "shape": [2, 3, 16, 16]}}
+    assert said["outputs"] == {"output": {"dtype": "float32", "shape": [2, 10]}}
+    assert len(said["classes"]) == 10
+    assert said["transforms"]["batch"][1]["mean"] == [0.5, 0.5, 0.5]
+    state = package.load(run, trust=True).model.state_dict()
+    weights = read_tensors(exported / "weights.safetensors")
+    assert weights.keys() == state.keys()
+    assert all(torch.equal(weights[name], state[name]) for name in state)
+
+
+@pytest.mark.slow
+def test_an_export_is_verified_in_every_runtime(samewise: Callable[..., Any], exported: Path) -> None:
+    found = verified(samewise, exported, 0)
+    assert [found[name]["sound"] for name in ("safetensors", "pt2", "onnx")] == [True, True, True]
+    assert found["pt2"]["same"]
+    assert found["onnx"]["same"] or found["onnx"]["apart"]["relative"] < 1e-5
+
+
+@pytest.mark.slow
+def test_an_altered_weight_is_named_in_the_weights_and_in_a_model(samewise: Callable[..., Any], copy: Path) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    weights = read_tensors(copy / "weights.safetensors")
+    write_tensors(copy / "weights.safetensors", weights | {"fc.bias": weights["fc.bias"] + 1e-6})
+    model = onnx.load(str(copy / "model.onnx"))
+    weight = next(one for one in model.graph.initializer if one.name.endswith("fc.weight"))
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[::-1].copy(), weight.name))
+    onnx.save(model, str(copy / "model.onnx"))
+    found = verified(samewise, copy, 1, "--trust")
+    assert found["safetensors"]["words"] == "altered since the export: fc.bias"
+    assert "model.onnx was altered since the export" in found["onnx"]["words"]
+    assert "these weights are others than the model's: fc.weight" in found["onnx"]["words"]
+    assert found["pt2"]["sound"]
+
+
+@pytest.mark.slow
+def test_an_operator_that_computes_otherwise_is_told_from_other_weights(samewise: Callable[..., Any], copy: Path) -> None:
+    import onnx
+
+    model = onnx.load(str(copy / "model.onnx"))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "epsilon":
+                attribute.f = 0.5
+    onnx.save(model, str(copy / "model.onnx"))
+    found = verified(samewise, copy, 1, "--trust")
+    assert "its weights are the model's, so an operator computes otherwise" in found["onnx"]["words"]
+
+
+@pytest.mark.slow
+def test_a_missing_file_is_told_of(samewise: Callable[..., Any], copy: Path) -> None:
+    (copy / "model.pt2").unlink()
+    assert verified(samewise, copy, 1)["pt2"]["words"] == "model.pt2 is missing"
+
+
+@pytest.mark.slow
+def test_an_export_of_someone_else_runs_only_when_it_is_trusted(samewise: Callable[..., Any], copy: Path) -> None:
+    (copy / ".signature").unlink()
+    done = samewise("verify", copy)
+    assert done.returncode == 2
+    assert "was not made by you" in done.stderr
+    assert "--trust" in done.stderr
+    assert samewise("verify", copy, "--trust").returncode == 0
+
+
+@pytest.mark.slow
+def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..., Any], run: Path, exported: Path, tmp_path: Path) -> None:
+    if verified(samewise, exported, 0)["onnx"]["same"]:
+        pytest.skip("onnxruntime gives the same bits here")
+    done = samewise("export", run, "--to", "onnx", "--tolerance", "0", "--out", tmp_path / "strict")
+    assert done.returncode == 2
+    assert "was not exported: output differs by" in done.stderr
+    assert not (tmp_path / "strict" / "export.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--to", "torchscript"], "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"),
+        (["--to", "onx"], "did you mean 'onnx'?"),
+        (["--tolerance", "2"], "--tolerance: is not a share"),
+        (["--module", "layer9"], "did you mean 'layer4'?"),
+        (["--weights", "other"], "the run does not have these weights"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_by_name(samewise: Callable[..., Any], run: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = samewise("export", run, *arguments, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_something_in_it_is_not_overwritten(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    done = samewise("export", run, "--out", tmp_path)
+    assert done.returncode == 2
+    assert [one.name for one in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_ulps_are_the_numbers_of_the_format_in_between() -> None:
+    one = torch.tensor([1.0, -0.0, -1.0])
+    other = torch.nextafter(torch.nextafter(one, torch.full_like(one, 9.0)), torch.full_like(one, 9.0))
+    apart = difference({"x": one}, {"x": other})
+    assert apart is not None
+    assert apart.ulps == 2
+    assert difference({"x": one}, {"x": one.clone()}) is None
+    zeros = difference({"x": torch.tensor([0.0])}, {"x": torch.tensor([-0.0])})
+    assert zeros is not None  # other bits, if no other number
+    assert (zeros.ulps, zeros.relative) == (0, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "gan_digits"])
+def test_each_recipes_model_is_exported(samewise: Callable[..., Any], tmp_path: Path, experiment: str) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    assert samewise("train", f"experiment={experiment}", *TINY, f"run_root={tmp_path}").returncode == 0
+    done = samewise("export", next(tmp_path.glob(f"{experiment}/*")), "--to", "pt2,onnx", "--out", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    pt2, onnx = json.loads(done.stdout)["formats"]
+    assert pt2["same"]
+    assert onnx["same"] or onnx["apart"]["relative"] < 1e-5
+
+
+@pytest.mark.slow
+def test_of_a_detector_the_network_is_exported_and_the_choice_of_boxes_is_refused_in_words(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    assert samewise("train", "experiment=retinanet_bccd", *TINY, f"run_root={tmp_path}").returncode == 0
+    run = next(tmp_path.glob("retinanet_bccd/*"))
+    done = samewise("export", run, "--out", tmp_path / "whole")
+    assert done.returncode == 2
+    assert "torch.export's exporter cannot take this model: Could not guard on data-dependent expression" in done.stderr
+    assert samewise("export", run, "--module", "backbone", "--out", tmp_path / "backbone").returncode == 0

@@ -1,0 +1,136 @@
+"""What a newcomer gets wrong on the first day, thirty of it: the message's first line says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+DIGITS = ("train", "experiment=resnet18_digits", "tracking=none", "device=cpu")
+TINY = (*DIGITS, "debug=tiny")
+FOLDER = ("train", "dataset=image_folder", "debug=tiny", "tracking=none", "device=cpu")
+
+MISTAKES = {
+    "a model with a hyphen": ((*DIGITS, "model=resnet-18"), "did you mean 'resnet18'?"),
+    "a scheduler misspelt": ((*DIGITS, "scheduler=cosin"), "did you mean 'cosine'?"),
+    "an experiment without its key": (("train", "resnet18_digits"), "experiment=resnet18_digits"),
+    "an experiment misspelt": (("train", "experiment=resnet_digits"), "did you mean 'resnet18_digits'?"),
+    "an experiment's file": (("train", "experiment=mine/first.yaml"), "--config-dir mine"),
+    "a word for a key": (("train", "experiment", "resnet18_digits"), "write experiment=VALUE, without spaces around the ="),
+    "an option": ((*DIGITS, "--lr", "0.1"), "settings are written without dashes: lr=0.1"),
+    "--override": ((*DIGITS, "--override", "batch_size=3"), "settings are written without dashes"),
+    "a command misspelt": (("trian",), "did you mean 'train'?"),
+    "a short key": ((*DIGITS, "lr=0.1"), "did you mean 'optimizer.lr'?"),
+    "another tool's key": ((*DIGITS, "epochs=3"), "did you mean 'max_epochs'?"),
+    "another tool's key for the device": ((*DIGITS, "gpu=1"), "did you mean device=cuda?"),
+    "another tool's device": ((*DIGITS, "device=gpu"), "did you mean device=cuda?"),
+    "another tool's precision": ((*DIGITS, "precision=amp"), "did you mean precision=bf16 or precision=fp16?"),
+    "another tool's weights": ((*DIGITS, "model.pretrained=true"), "did you mean initialise.weights=torchvision:IMAGENET1K_V1"),
+    "no scheduler": ((*DIGITS, "scheduler=none"), "did you mean scheduler=constant?"),
+    "spaces around =": ((*DIGITS, "seed = 3"), "seed=3"),
+    "a missing +": ((*DIGITS, "optimizer.amsgrad=true"), "write +optimizer.amsgrad=true to add it"),
+    "a + too much": ((*DIGITS, "+callbacks=ema"), "without the +: callbacks=CHOICE"),
+    "a fraction for a whole number": ((*DIGITS, "max_epochs=3.5"), "expected: a whole number"),
+    "a word for a number": ((*DIGITS, "optimizer.lr=high"), "expected: a number"),
+    "a batch that cannot be cut": ((*DIGITS, "batch_size=30", "replicas=4"), "batch_size=32"),
+    "a batch larger than the data": ((*DIGITS, "batch_size=100000"), "loader.drop_last=false"),
+    "settings of another optimizer": ((*DIGITS, "optimizer=adam"), "~optimizer.momentum removes it"),
+    "an argument that the model lacks": ((*DIGITS, "+model.depth=3"), "~model.depth removes it"),
+    "another number of classes": ((*DIGITS, "model.num_classes=5"), "model.num_classes=${dataset.num_classes}"),
+    "a metric misspelt": ((*DIGITS, "evaluate.monitor=valid/acc"), "did you mean 'valid/accuracy'?"),
+    "a metric without its split": ((*DIGITS, "evaluate.monitor=accuracy"), "evaluate.monitor=valid/accuracy"),
+    "weights that are not there": ((*DIGITS, "initialise.weights=/nowhere/x.pt"), "the folder /nowhere does not exist"),
+    "weights by a model's name": ((*DIGITS, "initialise.weights=torchvision:resnet18"), "ResNet18_Weights.IMAGENET1K_V1"),
+    "a folder for a data set": ((*DIGITS, "dataset=/data/cats"), "dataset=image_folder dataset.root=/data/cats"),
+    "data that are not there": ((*FOLDER, "dataset.root=/nowhere"), "dataset.root=FOLDER"),
+    "data that are not downloaded": (("train", "dataset=mnist", "debug=tiny", "tracking=none"), "dataset.download=true"),
+    "recordings for an image model": (("train", "dataset=spoken_digits"), "transforms=none"),
+    "transforms that leave bytes": ((*TINY, "transforms=none"), "such as transforms=images"),
+    "grey images for a colour model": (("train", "dataset=digits", "model=resnet18", "debug=tiny", "tracking=none"), "model.in_channels=1"),
+    "a run that is not there": (("eval", "0123456789ab"), "samewise train"),
+    "no run": (("eval",), "`samewise eval --help`"),
+    "a sweep that is not there": (("report", "mine"), "samewise sweep"),
+    "a folder of runs for a run": (("eval", "runs"), "samewise runs"),
+    "an unknown package": (("train", "model._target_=mymodels.Net"), "--package"),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, but for one called runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_the_first_line_says_what_to_do(kind: str, samewise: Callable[..., Any], here: Path) -> None:
+    given, advice = MISTAKES[kind]
+    done = samewise(*given)
+    assert list((here / "runs").iterdir()) == []
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    first = lines[1] if lines[0].endswith("problems:") else lines[0]
+    assert done.returncode == 2, done.stderr
+    assert any(advice in line for line in lines if not line.startswith(("    value:", "    expected:"))), done.stderr
+    assert "hint: " in first or "expected: " in first, done.stderr
+
+
+def test_advice_on_what_a_data_set_lacks_is_given_once_for_each_group(samewise: Callable[..., Any], here: Path) -> None:
+    told = samewise("check", "dataset=spoken_digits", "--json").stdout
+    found = {one["path"].partition(".")[0]: one for one in json.loads(told)["problems"]}
+    assert set(found) == {"model", "transforms"}
+    assert len(json.loads(told)["problems"]) == 2
+    assert "transforms=none" in found["transforms"]["hint"]
+    assert "dataset.mean and dataset.std" in found["transforms"]["message"]
+    assert "did you mean" not in told
+
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm2d(1), torch.nn.Linear(64, num_classes)
+
+    def forward(self, images):
+        return self.head(self.norm(images).flatten(1)[:, :63])  # mine
+"""
+
+
+def test_debug_ends_in_the_forward_that_failed_and_the_first_line_names_it(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from samewise.runner.cli import main
+
+    (here / "lab").mkdir()
+    (here / "lab" / "__init__.py").write_text(NET)
+    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab"]\n')
+    monkeypatch.syspath_prepend(str(here))
+    given = ["dataset=digits", "model={_target_:lab.Net,num_classes:10}", "~model.shortcut", "~model.in_channels", "~model.width"]
+    assert main(["check", *given, "tracking=none", "debug=tiny", "device=cpu", "--debug"]) == 2
+    traceback, _, told = capfd.readouterr().err.partition("\nerror: ")
+    assert "samewise.runner.errors.ConfigError" not in traceback  # the error behind it ends the traceback
+    assert traceback.rstrip().splitlines()[-1].startswith("RuntimeError: ")
+    frames = [line for line in traceback.splitlines() if line.startswith("  File ")]
+    assert [line for line in frames if "/torch/" not in line][-1].endswith("in forward")
+    assert "in forward: return self.head(" in told.splitlines()[0]
+
+
+def test_a_check_does_not_decode_a_data_set_that_training_keeps_in_memory(here: Path, samewise: Callable[..., Any]) -> None:
+    from torchvision.io import write_png
+
+    for split in ("train", "valid"):
+        for label in "ab":
+            (here / "data" / split / label).mkdir(parents=True)
+            for number in range(80):
+                write_png(torch.full((3, 32, 32), number, dtype=torch.uint8), str(here / "data" / split / label / f"{number}.png"))
+    damaged = here / "data" / "train" / "b" / "77.png"  # neither in the step nor among what the fingerprint reads
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    given = ["dataset=image_folder", f"dataset.root={here / 'data'}", "dataset.num_classes=2", "dataset.cache=memory", "batch_size=2", "device=cpu"]
+    done = samewise("check", *given, "model=resnet20_cifar", "model.width=2")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,69 @@
+"""The number of threads that the numbers are cut for is the experiment's; the cores that carry the threads change no bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CORES = sorted(os.sched_getaffinity(0))
+several_cores = pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
+
+EXPERIMENTS = {
+    "resnet18_digits": [],
+    "retinanet_coco": ["batch_size=2", "replicas=2", "model.channels=16"],
+    "conv_tasnet_spoken_digits": [],
+    "wavernn_spoken_digits": [],
+    "audio_classification_spoken_digits": ["model.width=4"],
+    "wav2letter_spoken_digits": ["model.width=32"],
+    "gan_digits": [],
+}
+TRAINS = """\
+import os, sys
+from samewise.runner.cli import main
+for command in sys.argv[1:]:
+    assert main(command.split()) == 0
+assert len(os.listdir("/proc/self/task")) >= 4, "nothing was computed by four threads"
+"""
+COMPUTES = """\
+import hashlib, types
+from samewise.runner.training import determinism
+determinism.prepare(types.SimpleNamespace(threads=4, variables={}))
+import numpy as np
+drawn = np.random.default_rng(0)
+line, other, square = drawn.standard_normal(1_000_000), drawn.standard_normal(1_000_000), drawn.standard_normal((400, 400))
+print([hashlib.sha256(found.tobytes()).hexdigest() for found in (line @ other, square @ square, np.linalg.solve(square, square[0]))])
+"""
+
+
+def said_on(cores: int, code: str, *arguments: str) -> str:
+    """What a fresh process says that may use this many cores, and whose environment would have one thread alone."""
+    command = ["taskset", "-c", ",".join(map(str, CORES[:cores])), sys.executable, "-c", code, *arguments]
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "OPENBLAS_", "GOMP_"))}
+    done = subprocess.run(command, capture_output=True, text=True, env={**outside, "OMP_THREAD_LIMIT": "1"}, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@several_cores
+@pytest.mark.timeout(600)
+def test_four_threads_give_the_same_bits_on_one_core_and_on_two(tmp_path: Path) -> None:
+    common = ["debug=tiny", "max_steps=5", "tracking=none", "evaluate.pictures=false", "reproducibility.threads=4"]
+    for cores in (1, 2):
+        trainings = [["train", f"experiment={name}", *common, *own, f"run_root={tmp_path}/{cores}"] for name, own in EXPERIMENTS.items()]
+        said_on(cores, TRAINS, *map(" ".join, trainings))
+    for name in EXPERIMENTS:
+        (one,), (two,) = ((tmp_path / str(cores) / name).glob("*/trace.jsonl") for cores in (1, 2))
+        assert json.loads((one.parent / "environment.json").read_text())["threads"] == 4
+        assert one.read_bytes() == two.read_bytes()
+        assert one.read_bytes().count(b"\n") == 6
+
+
+@several_cores
+def test_numpy_gives_the_same_bits_on_one_core_and_on_two() -> None:
+    assert said_on(1, COMPUTES) == said_on(2, COMPUTES)

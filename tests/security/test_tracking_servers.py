@@ -1,0 +1,180 @@
+"""A tracking server that is not what it should be: what it sends without end is not taken, and what cannot be understood is told of."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.server
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
+
+from samewise.runner.tracking.sender import quiet_mlflow
+from samewise.runner.tracking.store import open_client
+
+RUN = "0" * 32
+MIB = 1 << 20
+BUFFERED = 16 * MIB
+"""What the kernel and the client may hold of an answer that is no longer read."""
+RUN_JSON = (
+    f'{{"run": {{"info": {{"run_id": "{RUN}", "run_uuid": "{RUN}", "experiment_id": "1", "status": "FINISHED", "lifecycle_stage": "active",'
+    ' "artifact_uri": "mlflow-artifacts:/1/x"}, "data": {}}}'
+)
+FILES_JSON = '{"files": [{"path": "config.yaml", "is_dir": false, "file_size": 100}]}'
+HEAD = b"HTTP/1.1 %d X\r\nConnection: close\r\n"
+ENDLESS = {
+    "an answer": HEAD % 200 + b"\r\n",
+    "an answer in chunks": HEAD % 200 + b"Transfer-Encoding: chunked\r\n\r\n",
+    "an error": HEAD % 503 + b"\r\n",
+    "an error of the client's": HEAD % 404 + b"\r\n",
+    "a redirection": HEAD % 302 + b"Location: /elsewhere\r\n\r\n",
+}
+STRANGE = {
+    "empty": b"",
+    "a gateway's": b"200 OK",
+    "a list": b"[]",
+    "deep": b"[" * 200_000,
+    "text": b"<html>hello</html>",
+    "another shape": b'{"run": {"info": 3}, "experiments": 5}',
+    "wrong types": b'{"run": {"info": {"start_time": "soon"}}, "experiments": [{"experiment_id": {}}]}',
+    "not utf-8": b'{"run": "\xff\xfe"}',
+    "an error that is none": b'{"error_code": 7, "message": {"a": []}}',
+}
+
+
+class _Stranger(http.server.BaseHTTPRequestHandler):
+    answer: Callable[[_Stranger], None]
+    sent = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/":  # where it is asked whether it is there at all
+            self.plain(b"ok")
+        else:
+            with contextlib.suppress(OSError):
+                type(self).answer(self)
+        self.close_connection = True
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def plain(self, body: bytes, more: bytes = b"") -> None:
+        self.wfile.write(HEAD % 200 + more + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    def without_end(self, head: bytes, most: int = 400 * MIB) -> None:
+        """`most` is an end all the same, for a client that would take it all."""
+        self.wfile.write(head)
+        piece = b"7" * 65536
+        while type(self).sent < most:
+            self.wfile.write(b"10000\r\n" + piece + b"\r\n" if b"chunked" in head else piece)
+            type(self).sent += 65536
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """The address of a server that answers as the class it comes with says."""
+
+    class Kind(_Stranger):
+        pass
+
+    monkeypatch.setenv("SAMEWISE_MAX_ANSWER_BYTES", str(MIB))
+    monkeypatch.setenv("SAMEWISE_MAX_DOWNLOAD_BYTES", str(2 * MIB))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Kind)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield Kind, f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+COMMANDS = {"runs": ("runs",), "verify": ("verify", RUN)}
+
+
+@pytest.mark.parametrize(("command", "what"), [*(("verify", what) for what in ENDLESS), ("runs", "an answer")])
+def test_an_answer_without_end_is_not_taken(samewise: Callable[..., Any], stranger: Any, what: str, command: str) -> None:
+    kind, address = stranger
+    kind.answer = lambda handler: handler.without_end(ENDLESS[what])
+    done = samewise(*COMMANDS[command], "--uri", address)
+    assert done.returncode == 2, done.stderr
+    assert "more than 1,048,576 bytes; where that is meant to be so, set SAMEWISE_MAX_ANSWER_BYTES" in done.stderr
+    assert kind.sent < BUFFERED
+
+
+def test_a_small_answer_that_unpacks_to_a_large_one_is_not_taken(samewise: Callable[..., Any], stranger: Any) -> None:
+    kind, address = stranger
+    bomb = gzip.compress(b" " * (64 * MIB), compresslevel=6)
+    assert len(bomb) < MIB
+    kind.answer = lambda handler: handler.plain(bomb, b"Content-Encoding: gzip\r\n")
+    tracemalloc.start()
+    try:
+        done = samewise("verify", RUN, "--uri", address)
+        assert tracemalloc.get_traced_memory()[1] < 24 * MIB
+    finally:
+        tracemalloc.stop()
+    assert done.returncode == 2
+    assert "SAMEWISE_MAX_ANSWER_BYTES" in done.stderr
+
+
+def test_pages_without_end_are_not_taken(samewise: Callable[..., Any], stranger: Any) -> None:
+    kind, address = stranger
+    padded = '{"experiments": [{"experiment_id": "1", "name": "%s"}], "next_page_token": "more"}' % ("x" * 500_000)
+    kind.answer = lambda handler: handler.plain(padded.encode())
+    done = samewise("runs", "--uri", address)
+    assert done.returncode == 2
+    assert "more than 8,388,608 bytes" in done.stderr
+
+
+def _serves_a_run(handler: _Stranger) -> None:
+    if handler.path.endswith("/config.yaml"):
+        handler.without_end(ENDLESS["an answer"])
+    else:
+        listed = handler.path.endswith("artifacts?path=1%2Fx")
+        handler.plain(FILES_JSON.encode() if listed else RUN_JSON.encode() if "runs/get" in handler.path else b"{}")
+
+
+def test_a_file_without_end_is_not_taken(samewise: Callable[..., Any], stranger: Any) -> None:
+    kind, address = stranger
+    kind.answer = _serves_a_run
+    done = samewise("verify", RUN, "--uri", address)
+    assert done.returncode == 2, done.stderr
+    assert "its files come to more than 2,097,152 bytes; where that is meant to be so, set SAMEWISE_MAX_DOWNLOAD_BYTES" in done.stderr
+    assert kind.sent < BUFFERED
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("what", STRANGE)
+def test_an_answer_that_cannot_be_understood_is_told_of(samewise: Callable[..., Any], stranger: Any, what: str, command: str) -> None:
+    kind, address = stranger
+    kind.answer = lambda handler: handler.plain(STRANGE[what])
+    done = samewise(*COMMANDS[command], "--uri", address)
+    allowed = (0, 2) if what in ("not utf-8", "an error that is none") else (2,)
+    assert done.returncode in allowed, done
+    assert "--debug" not in done.stderr
+    assert address in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("body", [b"", b"200 OK", b"\n"])
+def test_an_empty_answer_is_not_taken_for_metrics_that_were_stored(stranger: Any, body: bytes) -> None:
+    """MLflow's client takes one for success: a gateway's maintenance would lose metrics unseen."""
+    kind, address = stranger
+    kind.answer = lambda handler: handler.plain(body)
+    with quiet_mlflow():
+        client = open_client(address)
+        with pytest.raises(MlflowException, match="not as an MLflow server does"):
+            client.log_batch(RUN, metrics=[Metric("loss", 1.0, 0, 1)])
+        kind.answer = lambda handler: handler.plain(b" {}")
+        client.log_batch(RUN, metrics=[Metric("loss", 1.0, 0, 1)])
