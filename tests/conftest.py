@@ -107,6 +107,18 @@ def data_root() -> Path:
 
 
 @pytest.fixture(scope="session")
+def ffmpeg() -> None:
+    """Skips a test where torchcodec, or FFmpeg's libraries, are not here."""
+    from samewise.datasets.parts.video_files import require_torchcodec
+    from samewise.runner.errors import ConfigError
+
+    try:
+        require_torchcodec()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
 def promise() -> ModuleType:
     """tests/runner/promise.py."""
     return load("samewise_promise", ROOT / "tests" / "runner" / "promise.py")

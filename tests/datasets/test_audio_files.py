@@ -118,21 +118,16 @@ def test_files_are_listed_in_one_order_whatever_the_disk_says(tmp_path):
 
 
 @pytest.fixture
-def torchcodec_loads():
-    try:
-        import torchcodec
-        from torchcodec.encoders import AudioEncoder
-    except (ImportError, OSError, RuntimeError) as error:
-        pytest.skip(f"torchcodec does not load: {str(error).splitlines()[0]}")
-    if not torchcodec.ffmpeg_major_version:
-        pytest.skip("torchcodec cannot find FFmpeg")
+def audio_encoder(ffmpeg):
+    from torchcodec.encoders import AudioEncoder
+
     return AudioEncoder
 
 
 @pytest.mark.parametrize(("name", "channels"), [("a.m4a", 1), ("a.m4a", 2), ("a.aac", 1)])
-def test_what_soundfile_does_not_know_is_read_by_torchcodec(tmp_path, torchcodec_loads, name, channels):
+def test_what_soundfile_does_not_know_is_read_by_torchcodec(tmp_path, audio_encoder, name, channels):
     path, rate = tmp_path / name, 16000
-    torchcodec_loads(tone(rate, rate=rate).expand(channels, -1), sample_rate=rate).to_file(str(path))
+    audio_encoder(tone(rate, rate=rate).expand(channels, -1), sample_rate=rate).to_file(str(path))
     with pytest.raises(soundfile.LibsndfileError):
         soundfile.SoundFile(path)
     waveform, given = read_audio(path, mono=False)
@@ -146,9 +141,9 @@ def test_what_soundfile_does_not_know_is_read_by_torchcodec(tmp_path, torchcodec
     assert len(read_audio(path, sample_rate=8000)[0]) == -(-waveform.shape[1] // 2)
 
 
-def test_a_damaged_file_that_only_torchcodec_would_know_is_named(tmp_path, torchcodec_loads):
+def test_a_damaged_file_that_only_torchcodec_would_know_is_named(tmp_path, audio_encoder):
     path = tmp_path / "a.m4a"
-    torchcodec_loads(tone(16000)[None], sample_rate=16000).to_file(str(path))
+    audio_encoder(tone(16000)[None], sample_rate=16000).to_file(str(path))
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(DataError, match=r"a.m4a: is not audio"):
         read_audio(path)

@@ -11,18 +11,13 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from samewise.datasets.parts.video_files import read_frames, require_torchcodec
+from samewise.datasets.parts.video_files import read_frames
 from samewise.datasets.video_clips import VideoClips
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
 
 
-@pytest.fixture(scope="module", autouse=True)
-def torchcodec_loads() -> None:
-    try:
-        require_torchcodec()
-    except ConfigError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("ffmpeg")
 
 
 def written(path: Path, frames: int = 20, *, height: int = 32, width: int = 48) -> Path:

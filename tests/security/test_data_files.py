@@ -195,6 +195,7 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.usefixtures("ffmpeg")
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
     """Each way that a data set has of opening a file; a pipe without a writer would be waited for, and /dev/zero never ends."""
@@ -252,8 +253,8 @@ def test_a_program_called_png_is_not_run_by_a_data_set_of_torchvision(tmp_path: 
     assert not ghostscript.exists()
 
 
+@pytest.mark.usefixtures("ffmpeg")
 def test_a_playlist_called_mp4_leads_to_no_other_file(tmp_path: Path) -> None:
-    pytest.importorskip("torchcodec")
     (tmp_path / "a.mp4").write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{tmp_path}/other.ts\n#EXT-X-ENDLIST\n")
     with pytest.raises(DataError, match="a list of other files"):
         read_frames(tmp_path / "a.mp4", range)
