@@ -16,7 +16,6 @@ from samewise.datasets.video_clips import VideoClips
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, DataError
 
-
 pytestmark = pytest.mark.usefixtures("ffmpeg")
 
 
