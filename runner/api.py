@@ -161,13 +161,11 @@ def load(
     """
     from samewise.runner.config import project, saved
     from samewise.runner.records import shapes, sources
-    from samewise.runner.records import trust as trusted
     from samewise.runner.records.files import read_json
     from samewise.runner.training.determinism import prepare
 
     folder = saved.find(str(run), run_root=Path(run_root))
-    trusted.require(folder.config, trust=trust, uses=trusted.MAKES)
-    composed = replace(saved.config_of(folder, overrides), project=project.find(packages=packages))
+    composed = replace(saved.trusted_config_of(folder, overrides, trust=trust), project=project.find(packages=packages))
     prepare(composed.cfg.reproducibility)
 
     from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables

@@ -36,12 +36,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
-    from samewise.runner.records import trust
     from samewise.runner.training.determinism import prepare
 
     folder = saved.find(args.run, run_root=args.run_root)
-    trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
-    composed = saved.config_of(folder, args.overrides)
+    composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
     prepare(composed.cfg.reproducibility)
     step, metrics, pictures, of = _evaluated(args, folder, composed)
     if args.json:

@@ -48,15 +48,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
-    from samewise.runner.records import trust
     from samewise.runner.training.determinism import prepare
 
     to = [name for name in _kinds(args.to) if name != "safetensors"]
     if not 0 <= args.tolerance < 1:
         raise ConfigError(Problem("--tolerance", "is not a share", args.tolerance, "a number from 0 to 1"))
     folder = saved.find(args.run, run_root=args.run_root)
-    trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
-    composed = saved.config_of(folder, [*args.overrides, "device=cpu", "evaluate.batch_size=2"])
+    composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu", "evaluate.batch_size=2"], trust=args.trust)
     prepare(composed.cfg.reproducibility)
     call, about = _model(args, folder, composed)
     from samewise.runner.exports import folder as exports

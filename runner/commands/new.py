@@ -83,8 +83,8 @@ def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
         composed = compose([f"experiment={args.source}", *args.overrides], project=project)
         return composed, _one_line(f"From the experiment {args.source}", composed.label)
     folder = saved.find(args.source, run_root=args.run_root)
-    trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own of what its config.yaml says")
     composed = replace(saved.config_of(folder, args.overrides), project=project)
+    trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own of what its config.yaml says")
     return composed, _one_line(f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label)
 
 

@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweep.results import current_results
 
     folder = find(args.sweep, run_root=args.run_root)
+    objectives: Mapping[str, str] | None = folder.facts["sweeper"].get("objectives")
     trusted = trust.is_trusted(folder.made_by, trust=args.trust)
     found = current_results(folder, project_from(args), trusted=trusted)
     if not found:
         raise ConfigError(Problem(folder.id, "has no points yet, so there is nothing to report", hint=f"samewise sweep --status {folder.path}"))
     known, spent = effects(found), cost(folder, found)
-    objectives: Mapping[str, str] | None = folder.facts["sweeper"].get("objectives")
     files = {
         "index.html": page(folder, found, known, spent, pages(folder, found), objectives),
         "settings.csv": settings_csv(found),

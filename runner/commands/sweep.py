@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         if args.cancel:
             _require_trust(folder, args)
             return _cancel(folder, project_from(args))
-        return _status(folder, project_from(args), trusted=is_trusted(folder.made_by, trust=args.trust), as_json=args.json)
+        is_whole = bool(folder.facts)  # read before it is signed
+        return _status(folder, project_from(args), trusted=is_whole and is_trusted(folder.made_by, trust=args.trust), as_json=args.json)
     if not args.overrides:
         raise _unnamed()
     return start(args)
@@ -72,6 +73,8 @@ def start(args: argparse.Namespace) -> int:
 
     project, wait = project_from(args), getattr(args, "wait", False)
     ready = carried_out.make_ready(args.overrides, project, run_root=getattr(args, "run_root", Path("runs")), trust=args.trust, wait=wait)
+    if not ready.space.dimensions and not ready.space.seeds:
+        print("note: no override has several values (KEY=A,B), so this is a sweep of one run", file=sys.stderr)
     if getattr(args, "list", False):
         return _list(ready)
     is_done = carried_out.carry_out(ready, wait=wait, retry_failed=getattr(args, "retry_failed", False))
@@ -81,6 +84,7 @@ def start(args: argparse.Namespace) -> int:
 def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
     from samewise.runner.records import trust
 
+    _ = folder.facts  # read before it is signed
     trust.require(folder.made_by, trust=args.trust, uses=trust.RUNS)
 
 

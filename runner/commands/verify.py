@@ -100,11 +100,9 @@ def _exported(args: argparse.Namespace) -> int:
 def verified(args: argparse.Namespace, folder: RunFolder) -> int:
     """Train a run again and print what comes of it; the command's exit code."""
     from samewise.runner.config import saved
-    from samewise.runner.records import trust
     from samewise.runner.training.determinism import prepare
 
-    trust.require(folder.config, trust=args.trust, uses=trust.MAKES)
-    composed = saved.config_of(folder, [*args.overrides, *QUIET])
+    composed = saved.trusted_config_of(folder, [*args.overrides, *QUIET], trust=args.trust)
     prepare(composed.cfg.reproducibility)
     verdict = _verdict(args, folder, composed)
     if args.json:

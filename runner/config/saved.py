@@ -15,6 +15,7 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.tree import differences, paths, plain
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.records import shapes
+from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import below, find
@@ -23,6 +24,22 @@ from samewise.runner.records.found import below, find
 def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
     """A run's saved config, with values of it overridden."""
     return config_in(folder.config, overrides)
+
+
+def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust: bool) -> Composed:
+    """The same, for a command that makes what it names.
+
+    Args:
+        folder: The run's.
+        overrides: As in `config_in`.
+        trust: As in `records.trust.require`; only a config that could be read is signed.
+
+    Raises:
+        ConfigError: as `config_in` and `records.trust.require` do.
+    """
+    composed = config_of(folder, overrides)
+    signatures.require(folder.config, trust=trust, uses=signatures.MAKES)
+    return composed
 
 
 def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
@@ -61,4 +78,4 @@ def answers(folder: RunFolder, cfg: DictConfig) -> bool:
 
 
 _ABSENT = object()
-__all__ = ["answers", "below", "config_in", "config_of", "find"]
+__all__ = ["answers", "below", "config_in", "config_of", "find", "trusted_config_of"]

@@ -51,7 +51,7 @@ def is_signed(file: Path) -> bool:
 
 
 def is_trusted(file: Path, *, trust: bool) -> bool:
-    """Whether this user has signed the file, or says now to trust it (`--trust`), which is remembered."""
+    """Whether this user has signed the file, or says now to trust it (`--trust`), which is remembered: read it before, so that no broken one is."""
     return is_signed(file) or (trust and (sign(file) or True))
 
 

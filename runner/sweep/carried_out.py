@@ -71,7 +71,7 @@ def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust:
     if named is not None and named.path.resolve() != folder.path.resolve():
         words = f"is a copy, or was begun in another folder than you are in: its command would act on {folder.path}"
         raise ConfigError(Problem(str(named.path), words, hint="change to the folder where it was begun, or name the sweep by its id"))
-    if folder.made_by.exists():
+    if folder.facts:
         trusted.require(folder.made_by, trust=trust, uses=trusted.RUNS)
     if found := commands.problems(shared, project):
         raise ConfigError(*found)
@@ -155,8 +155,9 @@ def _overrides(asked: Sequence[str], *, run_root: Path, trust: bool) -> tuple[li
     """What was given; or what the sweep was made from whose id or folder was given, and its folder."""
     if len(asked) == 1 and "=" not in asked[0] and not asked[0].startswith("~"):
         found = find(asked[0], run_root=run_root)
+        given = list(found.facts["overrides"])  # read before it is signed
         trusted.require(found.made_by, trust=trust, uses=trusted.RUNS)
-        return list(found.facts["overrides"]), found
+        return given, found
     return list(asked), None
 
 

@@ -115,6 +115,19 @@ def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(sa
     assert samewise(*given).returncode == 2
 
 
+@pytest.mark.parametrize("command", ["eval", "verify", "report", "sweep", "status", "cancel"])
+def test_what_cannot_be_read_is_not_signed(samewise, run, sweep, command) -> None:
+    of_run = command in ("eval", "verify")
+    file = run / "config.yaml" if of_run else sweep / "sweep.json"
+    file.write_text(file.read_text() + "\n[")
+    file.with_name(trust.SIGNATURE).unlink()
+    option = [f"--{command}"] if command in ("status", "cancel") else []
+    done = samewise(command if command in ("eval", "verify", "report") else "sweep", file.parent, *option, "--trust")
+    assert done.returncode == 2, done.stdout
+    assert file.name in done.stderr
+    assert not file.with_name(trust.SIGNATURE).exists()
+
+
 def test_a_signature_of_a_stranger_s_is_none(samewise, run, tmp_path, monkeypatch) -> None:
     mine = os.environ["XDG_CONFIG_HOME"]
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
