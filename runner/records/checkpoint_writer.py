@@ -145,12 +145,13 @@ class Checkpoints:
     def _prune(self) -> None:
         kept = list_checkpoints(self._folder)
         best = self._best_first(kept)
-        if best:
+        wanted = {one.step for one in (*kept[-self._keep_last :], *best[: self._keep_best])}
+        wanted |= {one.step for one in kept if one.metrics is None}  # it may be the best
+        wanted |= {one.step for one in kept if self._keep_every and one.step % self._keep_every == 0}
+        if best := [one for one in best if one.step in wanted]:  # with keep_best=0 the best of those that stay
             self._link("best", best[0].path)
-        wanted = {*(one.step for one in kept[-self._keep_last :]), *(one.step for one in best[: self._keep_best])}
         for one in kept:
-            known = one.metrics is not None  # else it may be the best
-            if known and one.step not in wanted and not (self._keep_every and one.step % self._keep_every == 0):
+            if one.step not in wanted:
                 shutil.rmtree(one.path, ignore_errors=True)
 
     def _best_first(self, kept: list[Kept]) -> list[Kept]:

@@ -57,6 +57,17 @@ def test_one_without_the_monitored_metric_is_not_the_best(tmp_path: Path) -> Non
     assert best(tmp_path) == "step-00000003"
 
 
+def test_where_none_is_kept_for_being_best_best_is_one_that_is_there(tmp_path: Path) -> None:
+    kept = keeper(tmp_path, keep_last=1, keep_best=0)
+    for step, loss in enumerate([0.5, 0.1, 0.3], start=1):
+        kept.save(step, state(step), {"loss": loss})
+        assert best(tmp_path) == f"step-{step:08d}"
+        assert (tmp_path / "best" / "state.pt").is_file()
+    kept = keeper(tmp_path, keep_last=2, keep_best=0)
+    kept.save(4, state(4), {"loss": 0.4})
+    assert best(tmp_path) == "step-00000003"
+
+
 def test_the_newest_is_kept_even_where_none_is_asked_for(tmp_path: Path) -> None:
     kept = keeper(tmp_path, keep_last=0, keep_best=0)
     for step in (1, 2, 3):
