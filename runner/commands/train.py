@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,11 +55,14 @@ With --fresh it is trained again, in a folder beside the first (-2, -3, ...); fr
 
 def run(args: argparse.Namespace) -> int:
     """Train, unless the overrides make a sweep of it."""
-    if args.multirun or _is_sweep(args.overrides):
+    from samewise.runner.config.overrides import has_several_values
+
+    if args.multirun or any(map(has_several_values, args.overrides)):
         if args.config:
             raise ConfigError(Problem("--config", "does not go with a sweep", hint="`samewise new NAME --from RUN` makes an experiment of a run's config"))
-        for said in (text for text in args.overrides if text.startswith("callbacks=") and not args.multirun):
-            print(f"note: {said} is a training for each; one training with all of them is 'callbacks=[{said.partition('=')[2]}]'", file=sys.stderr)
+        for text in args.overrides if not args.multirun else ():
+            if has_several_values(text):
+                print(f"note: {_said_of_several(text)}", file=sys.stderr)
         if args.fresh:
             hint = "name=OTHER sweeps anew; or train one run at a time with --fresh"
             raise ConfigError(Problem("--fresh", "does not go with a sweep, which goes on with the runs that are there", hint=hint))
@@ -96,8 +100,10 @@ def _saved(args: argparse.Namespace) -> Composed:
     return composed
 
 
-def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Whether any override has several values. Those that cannot be read are ignored here: composing reports them."""
-    from samewise.runner.config.overrides import has_several_values
-
-    return any(has_several_values(text) for text in overrides)
+def _said_of_several(text: str) -> str:
+    """What an override with several values does, and what may have been meant instead: a list, or a number with a decimal comma."""
+    key, _, value = text.partition("=")
+    meant = f"'{key}=[{value}]'" if "(" not in value else ""
+    if re.fullmatch(r"[+-]?\d+,\d+", value):
+        meant = f"{text.replace(',', '.')}, or, if it takes a list, {meant}"
+    return f"{text} is a sweep, with a training for each value" + (f"; one training is {meant}" if meant else "")

@@ -37,6 +37,27 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("optimizer.lr=0,1", "a training for each value; one training is optimizer.lr=0.1, or, if it takes a list, 'optimizer.lr=[0,1]'"),
+        ("callbacks=default,ema", "a training for each value; one training is 'callbacks=[default,ema]'"),
+        ("seed=range(2)", "a training for each value\n"),
+    ],
+)
+def test_train_says_that_it_is_a_sweep_before_it_starts_one(samewise: Run, given: str, told: str) -> None:
+    done = samewise("train", given, "--fresh")  # which goes on with no sweep
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"note: {given} is a sweep, with {told}"), done.stderr
+
+
+def test_a_sweep_says_that_it_is_of_one_run(samewise: Run, here: Path) -> None:
+    done = samewise("sweep", "experiment=resnet18_digits", "--list")
+    assert done.returncode == 0
+    assert "note: no override has several values (KEY=A,B), so this is a sweep of one run" in done.stderr
+    assert "note" not in samewise("sweep", "experiment=resnet18_digits", "seed=1,2", "--list").stderr
+
+
 def afresh(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command in an interpreter of its own."""
     command = [sys.executable, "-m", "samewise", *arguments]

@@ -102,12 +102,12 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
     for key, value in node.items():
         if key not in names and key not in SPECIAL and key not in told:
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
-            remove = f"leave it out, or ~{path}.{key} removes it"
+            remove = f"leave it out, or remove it by ~{path}.{key}"
             yield Problem(
                 f"{path}.{key}",
                 f"{made.__qualname__} has no such argument",
                 value,
-                hint=f"{alike}; {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}",
+                hint=f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}",
             )
 
 
