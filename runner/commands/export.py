@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from samewise.runner.exports.call import Call
     from samewise.runner.records.folder import RunFolder
 
-KINDS = ("safetensors", "pt2", "onnx")
+KINDS = ("safetensors", "pt2", "aoti", "onnx")
 
 EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
@@ -25,7 +25,8 @@ EXAMPLES = """examples:
   samewise verify digits                                    run its test vectors in every runtime that is here
 
 formats: safetensors  weights alone, by the model's names; written with every other format
-         pt2          torch.export's program, for Python and as the start for AOTInductor and ExecuTorch
+         pt2          torch.export's program, for Python and as the start for ExecuTorch
+         aoti         AOTInductor's package, compiled for this kind of CPU, for C++ and Python; needs a C++ compiler
          onnx         for onnxruntime in Python, C++, Java, C#, Node and browsers
 """
 

@@ -53,6 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="take the run from this MLflow store (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
     parser.add_argument("--project", type=Path, metavar="FOLDER", help="the folder of the pyproject.toml with your own packages (default: the current one)")
+    clients = "run an export with the programs in this folder too, which must be yours (default: docs/examples of samewise's checkout)"
+    parser.add_argument("--clients", type=Path, metavar="FOLDER", help=clients)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -87,13 +89,15 @@ def _exported(args: argparse.Namespace) -> int:
 
     if args.overrides or args.steps or args.audit is not None:
         raise ConfigError(Problem("verify", "an export is verified by its test vectors: nothing is trained", expected="samewise verify FOLDER"))
-    found = verify(Path(args.run), trusted=args.trust)
+    if args.clients and not args.clients.is_dir():
+        raise ConfigError(Problem("--clients", "is not a folder", str(args.clients), "a copy of docs/examples, as built as you like"))
+    found = verify(Path(args.run), trusted=args.trust, **({"examples": args.clients} if args.clients else {}))
     if args.json:
         print(json.dumps({"same": all(one.same for one in found), "formats": [asdict(one) for one in found]}))
     else:
         for one in found:
             mark = "not run" if one.sound is None else "sound" if one.sound else "WRONG"
-            print(f"{one.format:<12} {mark:<8} {one.words}")
+            print(f"{one.format:<12} {one.language:<7} {mark:<8} {one.words}")
     return 1 if any(one.sound is False for one in found) else 0
 
 

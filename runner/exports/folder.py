@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from samewise.runner.errors import ConfigError, Problem, first_line
-from samewise.runner.exports import formats
+from samewise.runner.exports import clients, formats
 from samewise.runner.exports.call import Call
-from samewise.runner.exports.compared import Difference, difference
+from samewise.runner.exports.runtimes import Runtime, some, tried, tried_in
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
 from samewise.runner.records.files import read_mapping, write_json
@@ -25,27 +23,6 @@ DESCRIPTION: Final = "export.json"
 WEIGHTS: Final = "weights.safetensors"
 VECTORS: Final = "vectors.safetensors"
 SHAPE: Final = {"files": dict, "inputs": dict, "outputs": dict, "tolerance": float, "weights": dict}
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """What a runtime gives, held against the model's own results.
-
-    Args:
-        format: pt2, onnx or safetensors; or vectors, where they are not what they were.
-        words: For the user.
-        same: Whether they are the same bits.
-        sound: Whether they are within what was stated; None: it was not run, as a package is not installed.
-        apart: How far off they are; None where they are the same, or there is nothing to compare.
-        seconds: To load the file and call it once.
-    """
-
-    format: str
-    words: str
-    same: bool = False
-    sound: bool | None = False
-    apart: Difference | None = None
-    seconds: float | None = None
 
 
 def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, about: Mapping[str, Any]) -> list[Runtime]:
@@ -67,18 +44,18 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(Problem("--out", "is there already and is not overwritten", str(folder), "a folder that does not exist, or an empty one"))
     for name in to:
-        formats.require_packages(formats.FORMATS[name], formats.FORMATS[name].needs, "written")
+        formats.require(formats.FORMATS[name])
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu() for name, tensor in call.function.model.state_dict().items()}
     write_tensors(folder / WEIGHTS, weights)
-    write_tensors(
-        folder / VECTORS, {f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs)) for name, tensor in of.items()}
-    )
+    vectors = {f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs)) for name, tensor in of.items()}
+    in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a parser of JSON
+    write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})
     found = list[Runtime]()
     for name in to:
         form = formats.FORMATS[name]
         formats.write(form, call, folder / form.file)
-        held = _tried(form, folder / form.file, call.inputs, call.outputs, weights, tolerance)
+        held = tried(form, folder / form.file, call.inputs, call.outputs, weights, tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
             hint = f"the file is left at {folder / form.file} to look at; --tolerance accepts a larger error"
@@ -99,12 +76,13 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
     return found
 
 
-def verify(folder: Path, *, trusted: bool) -> list[Runtime]:
+def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:
     """Run the vectors of an export in every runtime that is here.
 
     Args:
         folder: With an export.json.
         trusted: Run an export that this user has not made, and files in it that were altered since.
+        examples: The folder of programs in other languages that run it, as docs/examples.
 
     Raises:
         ConfigError: it is not this user's and not trusted, or a file is missing or unreadable.
@@ -114,7 +92,7 @@ def verify(folder: Path, *, trusted: bool) -> list[Runtime]:
     vectors, weights = (_read(folder / name) for name in (VECTORS, WEIGHTS))
     inputs, outputs = ({name: vectors[f"{kind}/{name}"] for name in said[f"{kind}s"] if f"{kind}/{name}" in vectors} for kind in ("input", "output"))
     changed = [name for name in said["weights"] if name not in weights or _sha256(weights[name]) != said["weights"][name]]
-    words = f"altered since the export: {_some(changed)}" if changed else f"{len(weights)} tensors, as exported"
+    words = f"altered since the export: {some(changed)}" if changed else f"{len(weights)} tensors, as exported"
     found = [Runtime("safetensors", words, same=not changed, sound=not changed)]
     if _is_altered(folder / VECTORS, said["files"]):
         return [*found, Runtime("vectors", f"{VECTORS} was altered since the export: there is nothing to hold the models against")]
@@ -123,11 +101,12 @@ def verify(folder: Path, *, trusted: bool) -> list[Runtime]:
         if form.file not in said["files"]:
             continue
         if not (altered := _is_altered(path, said["files"])):
-            found.append(_tried(form, path, inputs, outputs, weights, said["tolerance"]))
+            found.append(tried(form, path, inputs, outputs, weights, said["tolerance"]))
+            found += [tried_in(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
         elif not trusted:  # what export.json vouches for is another file
             found.append(Runtime(form.name, f"{altered}, and is run with --trust only"))
         else:
-            held = _tried(form, path, inputs, outputs, weights, said["tolerance"])
+            held = tried(form, path, inputs, outputs, weights, said["tolerance"])
             found.append(replace(held, words=f"{altered}; {held.words}", same=False, sound=False))
     return found
 
@@ -136,44 +115,6 @@ def _is_altered(path: Path, files: Mapping[str, str]) -> str:
     """That a file is not what was written, in words; empty where it is, or is missing."""
     is_other = path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != files.get(path.name)
     return f"{path.name} was altered since the export" if is_other else ""
-
-
-def _tried(
-    form: formats.Format, path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], weights: Mapping[str, Tensor], tolerance: float
-) -> Runtime:
-    if not path.exists():
-        return Runtime(form.name, f"{path.name} is missing")
-    try:
-        formats.require_packages(form, form.runs_with, "run")
-    except ConfigError as error:
-        return Runtime(form.name, f"not run: {error.problems[0].message}", sound=None)
-    began = time.perf_counter()
-    try:
-        results = formats.run(form, path, inputs)
-        seconds = time.perf_counter() - began
-        if len(results) != len(outputs):
-            raise ValueError(f"gives {len(results)} tensors where the model gives {len(outputs)}")
-        apart = difference(outputs, dict(zip(outputs, results, strict=True)))
-    except ValueError as error:
-        return Runtime(form.name, str(error))
-    if apart is None:
-        return Runtime(form.name, "the same bits", same=True, sound=True, seconds=seconds)
-    sound = apart.relative <= tolerance
-    return Runtime(form.name, str(apart) + ("" if sound else _why(form, path, weights)), sound=sound, apart=apart, seconds=seconds)
-
-
-def _why(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> str:
-    """Which weights in the file are other ones, if that is what is wrong."""
-    try:
-        held = form.weights(path)
-    except Exception as error:
-        return f"; its weights cannot be read: {first_line(error)}"
-    other = [name for name, tensor in held.items() if name in weights and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))]
-    return f"; these weights are others than the model's: {_some(other)}" if other else "; its weights are the model's, so an operator computes otherwise"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _form(tensor: Tensor) -> dict[str, Any]:

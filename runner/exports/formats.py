@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
@@ -13,6 +14,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch._inductor import aoti_compile_and_package, aoti_load_package
+from torch._inductor import config as inductor
+from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports.call import Call
@@ -29,6 +33,11 @@ class Format(ABC):
     """Packages to write it."""
     runs_with: ClassVar[tuple[str, ...]] = ()
     """Packages to run it."""
+
+    def lacks(self, to_be: str) -> str:
+        """What is missing for the file to be `written` or `run`, and how to get it, in words; empty where nothing is."""
+        missing = [name for name in (self.needs if to_be == "written" else self.runs_with) if find_spec(name) is None]
+        return f"needs {' and '.join(missing)}: pip install 'samewise[export]'" if missing else ""
 
     @abstractmethod
     def write(self, call: Call, path: Path) -> None:
@@ -57,6 +66,28 @@ class Pt2(Format):
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         return _unwrapped(torch.export.load(str(path)).state_dict)
+
+
+class Aoti(Format):
+    """AOTInductor's package: the program compiled for this kind of CPU, for C++ and Python, without the model's source."""
+
+    name, file, runtime = "aoti", "model.aoti.pt2", "AOTInductor"
+
+    def lacks(self, to_be: str) -> str:
+        compilers = [one for one in inductor.cpp.cxx if one] if to_be == "written" else []
+        found = not compilers or any(map(shutil.which, compilers))
+        return super().lacks(to_be) if found else "needs a C++ compiler: on Debian and Ubuntu, apt install g++; or name one in CXX"
+
+    def write(self, call: Call, path: Path) -> None:
+        with inductor.patch(compile_threads=1):  # else a pool of processes stays
+            aoti_compile_and_package(_program(call), package_path=str(path))
+
+    def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return pytree.tree_leaves(aoti_load_package(str(path))(*inputs.values()))
+
+    def weights(self, path: Path) -> dict[str, Tensor]:
+        raise NotImplementedError("they are compiled into it")
 
 
 class Onnx(Format):
@@ -90,15 +121,15 @@ class Onnx(Format):
         return _unwrapped({one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
 
 
-FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Onnx())}
+FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Aoti(), Onnx())}
 """Beside `safetensors`, which holds weights and no model."""
 
 
-def require_packages(form: Format, names: tuple[str, ...], what: str) -> None:
-    """Raise a ConfigError where a package is not installed."""
-    if missing := [name for name in names if find_spec(name) is None]:
-        words = f"needs {' and '.join(missing)} to be {what}"
-        raise ConfigError(Problem("--to", words, form.name, hint="pip install 'samewise[export]'"))
+def require(form: Format) -> None:
+    """Raise a ConfigError where something is missing to write a format."""
+    if lacks := form.lacks("written"):
+        message, _, hint = lacks.partition(": ")
+        raise ConfigError(Problem("--to", f"{message} to be written", form.name, hint=hint))
 
 
 def write(form: Format, call: Call, path: Path) -> None:
@@ -107,7 +138,7 @@ def write(form: Format, call: Call, path: Path) -> None:
     Raises:
         ConfigError: a package is missing, or the exporter refuses the model, in the exporter's words.
     """
-    require_packages(form, form.needs, "written")
+    require(form)
     try:
         with _quiet():
             form.write(call, path)

@@ -42,13 +42,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(first_line(error)) from None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
     """Write tensors, each with its numbers in row-major order: the same tensors give the same bytes.
+
+    Args:
+        path: Of the file.
+        tensors: By name.
+        about: Goes into the header as `__metadata__`.
 
     Raises:
         ValueError: the format has no word for the dtype of one.
     """
-    header, parts, at = dict[str, Any](), list[bytes](), 0
+    header, parts, at = dict[str, Any]({"__metadata__": dict(about)} if about else {}), list[bytes](), 0
     for name in sorted(tensors):
         tensor = tensors[name]
         if tensor.dtype not in _CALLED:

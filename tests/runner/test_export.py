@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor
 
 from samewise.runner.exports.compared import difference
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
@@ -44,7 +45,7 @@ def copy(exported: Path, tmp_path: Path) -> Path:
 def verified(samewise: Callable[..., Any], folder: Path, code: int, *options: str) -> dict[str, dict[str, Any]]:
     done = samewise("verify", folder, "--json", *options)
     assert done.returncode == code, done.stderr
-    return {one["format"]: one for one in json.loads(done.stdout)["formats"]}
+    return {one["format"]: one for one in json.loads(done.stdout)["formats"] if one["language"] == "Python"}
 
 
 def test_a_model_of_ours_is_exported_to_the_same_bits(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
@@ -177,6 +178,14 @@ def test_what_cannot_be_exported_is_refused_by_name(samewise: Callable[..., Any]
     done = samewise("export", run, *arguments, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert words in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_aoti_is_refused_where_there_is_no_compiler(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        done = samewise("export", run, "--to", "aoti", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "needs a C++ compiler to be written; hint: on Debian and Ubuntu, apt install g++" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

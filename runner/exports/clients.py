@@ -1,0 +1,88 @@
+"""Programs in other languages that run an export's test vectors: the examples of docs/examples, called with the export's folder.
+
+Each prints a line for every output: its name and `the same bits`, or how far it is off; it exits with 0, or with 1 where that is beyond the tolerance.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+from samewise.runner.errors import first_line
+from samewise.runner.exports.compared import Difference
+
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "docs" / "examples"
+"""There in a checkout; an installed package has none."""
+PATIENCE_S: Final = 600
+_LINE: Final = re.compile(r"^(\S+) +(?:the same bits|differs by (\S+) of its largest number \(([\d,]+) ulps\))$", re.M)
+
+
+class Client(ABC):
+    """A program, and the format that it runs."""
+
+    language: ClassVar[str]
+    format: ClassVar[str]
+    folder: ClassVar[str]
+    """Within the folder of all."""
+
+    @abstractmethod
+    def command(self, folder: Path) -> list[str] | str:
+        """The command, to which the export's folder is added; or what is missing, in words.
+
+        Args:
+            folder: Of this client.
+        """
+
+
+class Cpp(Client):
+    """libtorch, and AOTInductor's package."""
+
+    language, format, folder = "C++", "aoti", "cpp"
+
+    def command(self, folder: Path) -> list[str] | str:
+        program = folder / "build" / "verify"
+        return [str(program)] if program.is_file() else "docs/examples/cpp is not built"
+
+
+CLIENTS: Final[tuple[Client, ...]] = (Cpp(),)
+
+
+def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> list[Difference] | str:
+    """Run an export's vectors in a client.
+
+    Args:
+        client: One of `CLIENTS`.
+        folder: Of all clients.
+        export: The export's folder.
+        outputs: The names of what the model gives.
+
+    Returns:
+        Where it differs from what is expected, one for each output that does; or why it was not run, in words.
+
+    Raises:
+        ValueError: it fails, in its own words.
+    """
+    command = client.command(folder / client.folder)
+    if isinstance(command, str):
+        return command
+    try:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, str(export.resolve())], capture_output=True, text=True, errors="replace", env=environment, timeout=PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{client.language} did not end within {PATIENCE_S} s") from None
+    except OSError as error:
+        raise ValueError(f"{client.language} cannot be started: {first_line(error)}") from None
+    said = _LINE.findall(done.stdout)
+    if done.returncode not in (0, 1) or not said:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ValueError(f"{client.language} cannot run it: {lines[0] if lines else f'exit code {done.returncode}'}")
+    if [name for name, _, _ in said] != list(outputs):
+        raise ValueError(f"{client.language} tells of {', '.join(name for name, _, _ in said)}, not of {', '.join(outputs)}")
+    return [Difference(name, float(relative), int(ulps.replace(",", ""))) for name, relative, ulps in said if relative]

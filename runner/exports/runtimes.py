@@ -1,0 +1,107 @@
+"""An export's file in a runtime, held against the model's own results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from samewise.runner.errors import first_line
+from samewise.runner.exports import clients, formats
+from samewise.runner.exports.compared import Difference, difference
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a runtime gives, held against the model's own results.
+
+    Args:
+        format: pt2, aoti, onnx or safetensors; or vectors, where they are not what they were.
+        words: For the user.
+        language: What the runtime was called from.
+        same: Whether they are the same bits.
+        sound: Whether they are within what was stated; None: it was not run, as something is not installed.
+        apart: How far off they are; None where they are the same, or there is nothing to compare.
+        seconds: To load the file and call it once, in Python.
+    """
+
+    format: str
+    words: str
+    language: str = "Python"
+    same: bool = False
+    sound: bool | None = False
+    apart: Difference | None = None
+    seconds: float | None = None
+
+
+def tried(
+    form: formats.Format, path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], weights: Mapping[str, Tensor], tolerance: float
+) -> Runtime:
+    """Run a file in Python.
+
+    Args:
+        form: Its format.
+        path: Of the file.
+        inputs: By name, in the order of the call.
+        outputs: What the model gives for them.
+        weights: The model's.
+        tolerance: The largest relative error that is sound.
+    """
+    if not path.exists():
+        return Runtime(form.name, f"{path.name} is missing")
+    if lacks := form.lacks("run"):
+        return Runtime(form.name, f"not run: {lacks}", sound=None)
+    began = time.perf_counter()
+    try:
+        results = formats.run(form, path, inputs)
+        seconds = time.perf_counter() - began
+        if len(results) != len(outputs):
+            raise ValueError(f"gives {len(results)} tensors where the model gives {len(outputs)}")
+        apart = difference(outputs, dict(zip(outputs, results, strict=True)))
+    except ValueError as error:
+        return Runtime(form.name, str(error))
+    if apart is None:
+        return Runtime(form.name, "the same bits", same=True, sound=True, seconds=seconds)
+    sound = apart.relative <= tolerance
+    return Runtime(form.name, str(apart) + ("" if sound else _why(form, path, weights)), sound=sound, apart=apart, seconds=seconds)
+
+
+def tried_in(client: clients.Client, examples: Path, export: Path, outputs: Mapping[str, Tensor], tolerance: float) -> Runtime:
+    """Run an export in another language.
+
+    Args:
+        client: The program.
+        examples: The folder of all clients.
+        export: The export's folder.
+        outputs: What the model gives.
+        tolerance: The largest relative error that is sound.
+    """
+    try:
+        found = clients.run(client, examples, export, list(outputs))
+    except ValueError as error:
+        return Runtime(client.format, str(error), client.language)
+    if isinstance(found, str):
+        return Runtime(client.format, f"not run: {found}", client.language, sound=None)
+    if not found:
+        return Runtime(client.format, "the same bits", client.language, same=True, sound=True)
+    apart = max(found, key=lambda one: one.relative)
+    return Runtime(client.format, str(apart), client.language, sound=apart.relative <= tolerance, apart=apart)
+
+
+def _why(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> str:
+    """Which weights in the file are other ones, if that is what is wrong."""
+    try:
+        held = form.weights(path)
+    except Exception as error:
+        return f"; its weights cannot be read: {first_line(error)}"
+    other = [name for name, tensor in held.items() if name in weights and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))]
+    return f"; these weights are others than the model's: {some(other)}" if other else "; its weights are the model's, so an operator computes otherwise"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,97 @@
+"""The programs of docs/examples run an export, and say what samewise says of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samewise.runner.exports.clients import CLIENTS, Client
+from samewise.runner.records.tensor_file import read_tensors, write_tensors
+
+TINY = ["debug=tiny", "max_steps=2", "evaluate.pictures=false", "tracking=none"]
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+
+
+def exported(formats: str, folder: Path) -> Path:
+    from samewise.runner.cli import main
+
+    assert main(["train", "experiment=resnet18_digits", *TINY, "model.width=4", f"run_root={folder / 'runs'}"]) == 0
+    assert main(["export", str(next(folder.glob("runs/resnet18_digits/*"))), "--to", formats, "--out", str(folder / "model")]) == 0
+    return folder / "model"
+
+
+def of(language: str) -> Client:
+    return next(one for one in CLIENTS if one.language == language)
+
+
+def run(client: Client, clients: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = client.command(clients / client.folder)
+    assert isinstance(command, list)
+    return subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
+
+
+def altered(folder: Path, to: Path, by: float) -> Path:
+    """A copy whose vectors expect something else of the model."""
+    vectors = read_tensors(folder / "vectors.safetensors")
+    about = header(folder / "vectors.safetensors")["__metadata__"]
+    shutil.copytree(folder, to)
+    write_tensors(to / "vectors.safetensors", vectors | {"output/output": vectors["output/output"] * (1 + by)}, about)
+    return to
+
+
+def header(path: Path) -> dict[str, Any]:
+    held = path.read_bytes()
+    return json.loads(held[8 : 8 + int.from_bytes(held[:8], "little")])
+
+
+def holds(samewise: Callable[..., Any], client: Client, clients: Path, folder: Path, tmp_path: Path) -> None:
+    """A client predicts what the model does, says of it what Python says, and finds what is wrong."""
+    done = samewise("verify", folder, "--clients", clients, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {(one["format"], one["language"]): one for one in json.loads(done.stdout)["formats"]}
+    there, here = found[client.format, client.language], found[client.format, "Python"]
+    assert there["sound"] is True, there
+    assert there["same"] or there["apart"]["relative"] < 1e-5
+
+    said = run(client, clients, folder)
+    assert said.returncode == 0, said.stderr
+    classes = json.loads((folder / "export.json").read_text())["classes"]
+    best = read_tensors(folder / "vectors.safetensors")["output/output"].argmax(1)
+    assert [f"sample {place}: {classes[one]}" for place, one in enumerate(best)] == said.stdout.splitlines()[:-1]
+    assert said.stdout.splitlines()[-1] == f"output {there['words'].removeprefix('output ')}"
+    assert here["sound"]
+
+    wrong = run(client, clients, altered(folder, tmp_path / "wrong", 0.5))
+    assert wrong.returncode == 1
+    assert wrong.stdout.splitlines()[-1].startswith("output differs by 0.33 of its largest number (")
+    assert int(wrong.stdout.rpartition("(")[2].partition(" ulps")[0].replace(",", "")) > 1_000_000
+
+    cut = Path(shutil.copytree(folder, tmp_path / "cut"))
+    (cut / "vectors.safetensors").write_bytes((folder / "vectors.safetensors").read_bytes()[:-8])
+    ended = run(client, clients, cut)
+    assert ended.returncode == 2
+    assert "cut short" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_aotinductors_package_runs_in_python_and_in_c_plus_plus(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    if missing := [program for program in ("cmake", "g++") if not shutil.which(program)]:
+        pytest.skip(f"{' and '.join(missing)} is not installed")
+    folder = exported("aoti", tmp_path)
+    clients = tmp_path / "examples"
+    shutil.copytree(EXAMPLES / "cpp", clients / "cpp", ignore=shutil.ignore_patterns("build"))
+    done = samewise("verify", folder, "--clients", clients)
+    assert done.returncode == 0
+    assert "docs/examples/cpp is not built" in done.stdout
+    torch_folder = Path(torch.__file__).parent
+    for command in (["cmake", "-S", ".", "-B", "build", f"-DTORCH={torch_folder}"], ["cmake", "--build", "build"]):
+        subprocess.run(command, cwd=clients / "cpp", check=True, capture_output=True)
+    holds(samewise, of("C++"), clients, folder, tmp_path)
