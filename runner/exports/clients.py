@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -49,7 +50,18 @@ class Cpp(Client):
         return [str(program)] if program.is_file() else "docs/examples/cpp is not built"
 
 
-CLIENTS: Final[tuple[Client, ...]] = (Cpp(),)
+class Node(Client):
+    """onnxruntime-node, and ONNX."""
+
+    language, format, folder = "Node", "onnx", "node"
+
+    def command(self, folder: Path) -> list[str] | str:
+        if not (folder / "node_modules" / "onnxruntime-node").is_dir():
+            return "onnxruntime-node is not installed in docs/examples/node"
+        return ["node", str(folder / "verify.mjs")] if shutil.which("node") else "node is not installed"
+
+
+CLIENTS: Final[tuple[Client, ...]] = (Cpp(), Node())
 
 
 def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> list[Difference] | str:

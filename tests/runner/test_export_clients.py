@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from samewise.runner.exports.clients import CLIENTS, Client
+from samewise.runner.exports.compared import Difference
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
 TINY = ["debug=tiny", "max_steps=2", "evaluate.pictures=false", "tracking=none"]
@@ -95,3 +96,50 @@ def test_aotinductors_package_runs_in_python_and_in_c_plus_plus(samewise: Callab
     for command in (["cmake", "-S", ".", "-B", "build", f"-DTORCH={torch_folder}"], ["cmake", "--build", "build"]):
         subprocess.run(command, cwd=clients / "cpp", check=True, capture_output=True)
     holds(samewise, of("C++"), clients, folder, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_onnx_model_runs_in_node(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    for package in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    if not shutil.which("npm"):
+        pytest.skip("npm is not installed")
+    clients = tmp_path / "examples"
+    shutil.copytree(EXAMPLES / "node", clients / "node", ignore=shutil.ignore_patterns("node_modules", "package-lock.json"))
+    try:  # the package's own script would only bring CUDA
+        npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0"]
+        done = subprocess.run(npm, cwd=clients / "node", capture_output=True, text=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip("npm does not answer")
+    if done.returncode:
+        pytest.skip(f"onnxruntime-node cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    folder = exported("onnx", tmp_path)
+    holds(samewise, of("Node"), clients, folder, tmp_path)
+
+    (folder / "model.onnx").write_bytes(b"not a model")
+    ended = run(of("Node"), clients, folder)
+    assert ended.returncode == 2
+    assert "    at " not in ended.stderr  # no trace of calls
+
+
+def test_a_client_that_is_not_built_is_told_of_and_one_that_fails_is_not_sound(tmp_path: Path) -> None:
+    from samewise.runner.exports import clients
+
+    assert clients.run(of("C++"), tmp_path, tmp_path, ["output"]) == "docs/examples/cpp is not built"
+    program = tmp_path / "cpp" / "build" / "verify"
+    program.parent.mkdir(parents=True)
+
+    def says(text: str, code: int) -> None:
+        program.write_text(f"#!/bin/sh\n{text}\nexit {code}\n")
+        program.chmod(0o755)
+
+    says("echo 'output differs by 2.8e-07 of its largest number (1,336 ulps)'", 0)
+    assert clients.run(of("C++"), tmp_path, tmp_path, ["output"]) == [Difference("output", 2.8e-07, 1336)]
+    says("echo output the same bits", 0)
+    assert clients.run(of("C++"), tmp_path, tmp_path, ["output"]) == []
+    with pytest.raises(ValueError, match=r"tells of output, not of output, length"):
+        clients.run(of("C++"), tmp_path, tmp_path, ["output", "length"])
+    says("echo output the same bits; echo 'no such operator' >&2", 2)
+    with pytest.raises(ValueError, match=r"C\+\+ cannot run it: no such operator"):
+        clients.run(of("C++"), tmp_path, tmp_path, ["output"])
