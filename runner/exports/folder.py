@@ -13,7 +13,8 @@ from torch import Tensor
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports import clients, formats
 from samewise.runner.exports.call import Call
-from samewise.runner.exports.runtimes import Runtime, some, tried, tried_in
+from samewise.runner.exports.operators import by_name
+from samewise.runner.exports.runtimes import Runtime, Truth, some, tried, tried_in
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
 from samewise.runner.records.files import read_mapping, write_json
@@ -22,6 +23,7 @@ from samewise.runner.records.tensor_file import read_tensors, write_tensors
 DESCRIPTION: Final = "export.json"
 WEIGHTS: Final = "weights.safetensors"
 VECTORS: Final = "vectors.safetensors"
+OPERATORS: Final = "operators.safetensors"
 SHAPE: Final = {"files": dict, "inputs": dict, "outputs": dict, "tolerance": float, "weights": dict}
 
 
@@ -51,16 +53,17 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
     vectors = {f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs)) for name, tensor in of.items()}
     in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a parser of JSON
     write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})
-    found = list[Runtime]()
+    found, numbers = list[Runtime](), dict[str, Tensor]()
     for name in to:
         form = formats.FORMATS[name]
-        formats.write(form, call, folder / form.file)
-        held = tried(form, folder / form.file, call.inputs, call.outputs, weights, tolerance)
+        numbers |= by_name(formats.write(form, call, folder / form.file), name)
+        held = tried(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
             hint = f"the file is left at {folder / form.file} to look at; --tolerance accepts a larger error"
             raise ConfigError(Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint))
         found.append(held)
+    write_tensors(folder / OPERATORS, numbers)
     described = {
         **about,
         "module": call.part,
@@ -96,17 +99,19 @@ def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) ->
     found = [Runtime("safetensors", words, same=not changed, sound=not changed)]
     if _is_altered(folder / VECTORS, said["files"]):
         return [*found, Runtime("vectors", f"{VECTORS} was altered since the export: there is nothing to hold the models against")]
+    kept = {} if not (folder / OPERATORS).exists() or _is_altered(folder / OPERATORS, said["files"]) else _read(folder / OPERATORS)
+    truth = Truth(inputs, outputs, weights, kept)
     for form in formats.FORMATS.values():
         path = folder / form.file
         if form.file not in said["files"]:
             continue
         if not (altered := _is_altered(path, said["files"])):
-            found.append(tried(form, path, inputs, outputs, weights, said["tolerance"]))
+            found.append(tried(form, path, truth, said["tolerance"]))
             found += [tried_in(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
         elif not trusted:  # what export.json vouches for is another file
             found.append(Runtime(form.name, f"{altered}, and is run with --trust only"))
         else:
-            held = tried(form, path, inputs, outputs, weights, said["tolerance"])
+            held = tried(form, path, truth, said["tolerance"])
             found.append(replace(held, words=f"{altered}; {held.words}", same=False, sound=False))
     return found
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import shutil
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._inductor import aoti_compile_and_package, aoti_load_package
 from torch._inductor import config as inductor
 from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports.call import Call
+from samewise.runner.exports.operators import Operator, kept, of_program, own_name
 
 
 class Format(ABC):
@@ -40,12 +44,16 @@ class Format(ABC):
         return f"needs {' and '.join(missing)}: pip install 'samewise[export]'" if missing else ""
 
     @abstractmethod
-    def write(self, call: Call, path: Path) -> None:
-        """Write the model."""
+    def write(self, call: Call, path: Path) -> fx.GraphModule | None:
+        """Write the model; the program whose operators the file has, where `operators` finds them by their names."""
 
     @abstractmethod
     def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """What the runtime makes of the inputs, in the model's order."""
+
+    def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
+        """What the runtime makes of single operators, those of these names, in their order. Default: it does not tell."""
+        return []
 
     @abstractmethod
     def weights(self, path: Path) -> dict[str, Tensor]:
@@ -57,12 +65,16 @@ class Pt2(Format):
 
     name, file, runtime = "pt2", "model.pt2", "torch.export"
 
-    def write(self, call: Call, path: Path) -> None:
-        torch.export.save(_program(call), str(path))
+    def write(self, call: Call, path: Path) -> fx.GraphModule:
+        torch.export.save(program := _program(call), str(path))
+        return _graph(program)
 
     def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
             return list(torch.export.load(str(path)).module()(*inputs.values()))
+
+    def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
+        return of_program(_graph(torch.export.load(str(path))), list(inputs.values()))
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         return _unwrapped(torch.export.load(str(path)).state_dict)
@@ -78,7 +90,7 @@ class Aoti(Format):
         found = not compilers or any(map(shutil.which, compilers))
         return super().lacks(to_be) if found else "needs a C++ compiler: on Debian and Ubuntu, apt install g++; or name one in CXX"
 
-    def write(self, call: Call, path: Path) -> None:
+    def write(self, call: Call, path: Path) -> fx.GraphModule | None:
         with inductor.patch(compile_threads=1):  # else a pool of processes stays
             aoti_compile_and_package(_program(call), package_path=str(path))
 
@@ -96,22 +108,45 @@ class Onnx(Format):
     name, file, runtime = "onnx", "model.onnx", "onnxruntime"
     needs, runs_with = ("onnx", "onnxscript"), ("onnxruntime",)
 
-    def write(self, call: Call, path: Path) -> None:
+    def write(self, call: Call, path: Path) -> fx.GraphModule | None:
         # Not optimised here, which would fold batch norm into weights of other numbers: runtimes do that when they load the file.
         names = [name.replace(".", "_") for name in call.inputs], [name.replace(".", "_") for name in call.outputs]
         made = torch.onnx.export(_program(call), dynamo=True, optimize=False, input_names=names[0], output_names=names[1], verbose=False)
         assert made is not None
         made.save(str(path), external_data=False)
+        return _graph(made.exported_program) if made.exported_program else None
 
     def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        return list(self._run(str(path), inputs).values())
+
+    def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
+        import onnx  # pyright: ignore[reportMissingImports]
+
+        model = onnx.load(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        own = {one.name for one in model.graph.output}
+        asked = dict[str, Operator]()
+        for node in model.graph.node:
+            said = {one.key.rpartition(".")[2]: one.value for one in node.metadata_props}
+            scopes = ["", *ast.literal_eval(said.get("name_scopes", "[]"))]
+            for output in node.output:  # one that the whole model gives has that one's name
+                name = said.get("fx_node", "").partition(" ")[0].removeprefix("%") if output in own else output
+                if name in names:
+                    asked[output] = Operator(name, node.op_type, own_name(str(scopes[max(len(scopes) - 2, 0)])), torch.empty(0))
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in own)
+        found = self._run(model.SerializeToString(), inputs)
+        return [replace(one, numbers=kept(found[name])) for name, one in asked.items()]
+
+    def _run(self, model: str | bytes, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All outputs of a file, or of a model in memory, by their names in it."""
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         taken = {one.name for one in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         given = {name.replace(".", "_"): tensor.numpy() for name, tensor in inputs.items() if name.replace(".", "_") in taken}
-        return [torch.from_numpy(one) for one in session.run(None, given)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+        named = [one.name for one in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return {name: torch.from_numpy(np.asarray(one)) for name, one in zip(named, session.run(None, given), strict=True)}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         import onnx  # pyright: ignore[reportMissingImports]
@@ -132,8 +167,8 @@ def require(form: Format) -> None:
         raise ConfigError(Problem("--to", f"{message} to be written", form.name, hint=hint))
 
 
-def write(form: Format, call: Call, path: Path) -> None:
-    """Write the model in a format.
+def write(form: Format, call: Call, path: Path) -> list[Operator]:
+    """Write the model in a format; what each operator of its program gives.
 
     Raises:
         ConfigError: a package is missing, or the exporter refuses the model, in the exporter's words.
@@ -141,7 +176,8 @@ def write(form: Format, call: Call, path: Path) -> None:
     require(form)
     try:
         with _quiet():
-            form.write(call, path)
+            program = form.write(call, path)
+            return of_program(program, list(call.inputs.values())) if program else []
     except Exception as error:
         raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {first_line(error)}", form.name)) from None
 
@@ -152,9 +188,25 @@ def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     Raises:
         ValueError: it fails, in the runtime's words.
     """
+    with _in_words(form):
+        return form.results(path, inputs)
+
+
+def operators(form: Format, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
+    """What a file's runtime makes of single operators.
+
+    Raises:
+        ValueError: it fails, in the runtime's words.
+    """
+    with _in_words(form):
+        return form.operators(path, inputs, names)
+
+
+@contextmanager
+def _in_words(form: Format) -> Generator[None]:
     try:
         with _quiet():
-            return form.results(path, inputs)
+            yield
     except Exception as error:
         raise ValueError(f"{form.runtime} cannot run it: {first_line(error)}") from None
 
@@ -164,6 +216,12 @@ def _program(call: Call) -> torch.export.ExportedProgram:
     free = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1} for tensor in call.inputs.values())
     with torch.no_grad():
         return torch.export.export(call.function, tuple(call.inputs.values()), dynamic_shapes=(free,), strict=False)
+
+
+def _graph(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    graph = program.module()
+    assert isinstance(graph, fx.GraphModule)
+    return graph
 
 
 def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

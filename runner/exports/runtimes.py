@@ -13,6 +13,7 @@ from torch import Tensor
 from samewise.runner.errors import first_line
 from samewise.runner.exports import clients, formats
 from samewise.runner.exports.compared import Difference, difference
+from samewise.runner.exports.operators import first_apart
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Runtime:
         same: Whether they are the same bits.
         sound: Whether they are within what was stated; None: it was not run, as something is not installed.
         apart: How far off they are; None where they are the same, or there is nothing to compare.
+        first: The first operator whose result is further off than is accepted, or where it is sound, that has other bits; as the exported program calls it.
         seconds: To load the file and call it once, in Python.
     """
 
@@ -35,20 +37,34 @@ class Runtime:
     same: bool = False
     sound: bool | None = False
     apart: Difference | None = None
+    first: str | None = None
     seconds: float | None = None
 
 
-def tried(
-    form: formats.Format, path: Path, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], weights: Mapping[str, Tensor], tolerance: float
-) -> Runtime:
+@dataclass(frozen=True)
+class Truth:
+    """What a runtime is held against.
+
+    Args:
+        inputs: By name, in the order of the call.
+        outputs: What the model gives for them, likewise.
+        weights: The model's.
+        operators: Numbers of each operator, as `FORMAT/NAME`.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+    operators: Mapping[str, Tensor]
+
+
+def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> Runtime:
     """Run a file in Python.
 
     Args:
         form: Its format.
         path: Of the file.
-        inputs: By name, in the order of the call.
-        outputs: What the model gives for them.
-        weights: The model's.
+        truth: What it is held against.
         tolerance: The largest relative error that is sound.
     """
     if not path.exists():
@@ -57,17 +73,19 @@ def tried(
         return Runtime(form.name, f"not run: {lacks}", sound=None)
     began = time.perf_counter()
     try:
-        results = formats.run(form, path, inputs)
+        results = formats.run(form, path, truth.inputs)
         seconds = time.perf_counter() - began
-        if len(results) != len(outputs):
-            raise ValueError(f"gives {len(results)} tensors where the model gives {len(outputs)}")
-        apart = difference(outputs, dict(zip(outputs, results, strict=True)))
+        if len(results) != len(truth.outputs):
+            raise ValueError(f"gives {len(results)} tensors where the model gives {len(truth.outputs)}")
+        apart = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
     except ValueError as error:
         return Runtime(form.name, str(error))
     if apart is None:
         return Runtime(form.name, "the same bits", same=True, sound=True, seconds=seconds)
     sound = apart.relative <= tolerance
-    return Runtime(form.name, str(apart) + ("" if sound else _why(form, path, weights)), sound=sound, apart=apart, seconds=seconds)
+    first, where = _first(form, path, truth, 0.0 if sound else tolerance)
+    words = str(apart) + where + ("" if sound else _why(form, path, truth.weights))
+    return Runtime(form.name, words, sound=sound, apart=apart, first=first, seconds=seconds)
 
 
 def tried_in(client: clients.Client, examples: Path, export: Path, outputs: Mapping[str, Tensor], tolerance: float) -> Runtime:
@@ -90,6 +108,20 @@ def tried_in(client: clients.Client, examples: Path, export: Path, outputs: Mapp
         return Runtime(client.format, "the same bits", client.language, same=True, sound=True)
     apart = max(found, key=lambda one: one.relative)
     return Runtime(client.format, str(apart), client.language, sound=apart.relative <= tolerance, apart=apart)
+
+
+def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> tuple[str | None, str]:
+    """The first operator that differs: its name, and in words."""
+    expected = {name.partition("/")[2]: numbers for name, numbers in truth.operators.items() if name.startswith(f"{form.name}/")}
+    if not expected:
+        return None, ""
+    try:
+        found = formats.operators(form, path, truth.inputs, expected)
+    except ValueError as error:
+        return None, f"; its operators cannot be looked at: {error}"
+    if first := first_apart(expected, found, tolerance=tolerance):
+        return first.name, f", first at {first}"
+    return None, "; each operator by itself gives what is expected, so the runtime differs where it runs several as one" if found else ""
 
 
 def _why(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> str:

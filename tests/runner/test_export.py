@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._inductor
@@ -124,18 +125,51 @@ def test_an_altered_weight_is_named_in_the_weights_and_in_a_model(samewise: Call
     assert found["pt2"]["sound"]
 
 
-@pytest.mark.slow
-def test_an_operator_that_computes_otherwise_is_told_from_other_weights(samewise: Callable[..., Any], copy: Path) -> None:
+def plant_in_onnx(folder: Path, fault: str) -> None:
+    """An exporter that writes a weight transposed, or an operator with another epsilon."""
     import onnx
+    from onnx import numpy_helper
 
-    model = onnx.load(str(copy / "model.onnx"))
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "epsilon":
-                attribute.f = 0.5
-    onnx.save(model, str(copy / "model.onnx"))
-    found = verified(samewise, copy, 1, "--trust")
-    assert "its weights are the model's, so an operator computes otherwise" in found["onnx"]["words"]
+    model = onnx.load(str(folder / "model.onnx"))
+    if fault == "weight":
+        weight = next(one for one in model.graph.initializer if one.name == "model.layer2.1.conv1.weight")
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).swapaxes(0, 1).copy(), weight.name))
+    elif fault == "epsilon":
+        norm = [node for node in model.graph.node if node.op_type == "BatchNormalization"][9]
+        next(one for one in norm.attribute if one.name == "epsilon").f = 0.5
+    else:
+        last = next(node for node in model.graph.node if "output" in node.output)
+        last.input[2] = "nothing"
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(10, np.float32), "nothing"))
+    onnx.save(model, str(folder / "model.onnx"))
+
+
+def plant_in_pt2(folder: Path, fault: str) -> None:
+    program = torch.export.load(str(folder / "model.pt2"))
+    if fault == "weight":
+        program.state_dict["model.layer2.1.conv1.weight"].data = program.state_dict["model.layer2.1.conv1.weight"].transpose(0, 1).contiguous()
+    elif fault == "epsilon":
+        norm = [node for node in program.graph.nodes if node.target is torch.ops.aten.batch_norm.default][9]
+        norm.args = (*norm.args[:7], 0.5, norm.args[8])
+    else:
+        last = [node for node in program.graph.nodes if node.target is torch.ops.aten.linear.default][-1]
+        last.args = last.args[:2]
+    torch.export.save(program, str(folder / "model.pt2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "plant"), [("onnx", plant_in_onnx), ("pt2", plant_in_pt2)])
+def test_a_planted_fault_of_an_exporter_is_named_with_the_operator_and_its_module(
+    samewise: Callable[..., Any], exported: Path, tmp_path: Path, format: str, plant: Callable[[Path, str], None]
+) -> None:
+    module = {"weight": "in layer2.1.conv1)", "epsilon": "in layer2.1.bn2)", "last": "in fc)"}
+    operator = {"onnx": ("Conv ", "BatchNormalization ", "Gemm "), "pt2": ("aten.conv2d.default ", "aten.batch_norm.default ", "aten.linear.default ")}
+    for fault, kind in zip(module, operator[format], strict=True):
+        folder = Path(shutil.copytree(exported, tmp_path / fault))
+        plant(folder, fault)
+        words = verified(samewise, folder, 1, "--trust")[format]["words"]
+        assert f"({kind}{module[fault]}" in words
+        assert ("others than the model's: layer2.1.conv1.weight" in words) == (fault == "weight")
 
 
 @pytest.mark.slow

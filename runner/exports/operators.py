@@ -1,0 +1,102 @@
+"""What each operator of an exported program gives, and the first at which a runtime parts from it.
+
+Numbers of every operator of the program, evenly spaced, are kept with the export: torch's own kernels gave them, on the test vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from samewise.runner.exports.compared import difference
+
+KEPT: Final = 256
+"""Numbers of one operator that are kept, at most."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of a program, as it was run.
+
+    Args:
+        name: As the exported program calls its result.
+        kind: What it does, as the file calls it: `aten.conv2d.default`, `Conv`.
+        module: The name of the module that it belongs to; empty where that is the model itself, or not known.
+        numbers: Of its result: `kept`.
+    """
+
+    name: str
+    kind: str
+    module: str
+    numbers: Tensor
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}{f' in {self.module}' if self.module else ''})"
+
+
+def kept(result: Tensor) -> Tensor:
+    """Some numbers of a tensor, evenly spaced: [at most `KEPT`]."""
+    flat = result.detach().reshape(-1)
+    return flat[torch.linspace(0, flat.numel() - 1, min(flat.numel(), KEPT), dtype=torch.float64).long()].clone()
+
+
+class _Listener(fx.Interpreter):
+    """Runs a program operator by operator, and notes what each gives before a later one may change it in place."""
+
+    def __init__(self, program: fx.GraphModule) -> None:
+        super().__init__(program)
+        self.heard = list[Operator]()
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "call_function" and isinstance(result, Tensor) and result.numel():
+            modules = [str(path) for path, _ in (n.meta.get("nn_module_stack") or {}).values()]
+            self.heard.append(Operator(n.name, str(n.target), own_name(modules[-1] if modules else ""), kept(result)))
+        return result
+
+
+def of_program(program: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Operator]:
+    """Each operator of a program, in the order in which torch runs them, on the CPU.
+
+    Args:
+        program: As torch.export gives it.
+        inputs: Of the call.
+    """
+    listener = _Listener(program)
+    with torch.no_grad():
+        listener.run(*(tensor.clone() for tensor in inputs))
+    return listener.heard
+
+
+def own_name(module: str) -> str:
+    """The name of a module as the model has it: exporters see it within a function of tensors."""
+    return module.removeprefix("model").removeprefix(".")
+
+
+def first_apart(expected: Mapping[str, Tensor], found: Iterable[Operator], *, tolerance: float) -> Operator | None:
+    """The first operator whose numbers are further off than is accepted.
+
+    Args:
+        expected: Numbers by the name of the operator; others are passed over.
+        found: In the order in which they are run.
+        tolerance: The largest relative error that is accepted; 0: the same bits.
+    """
+    for one in found:
+        wanted = expected.get(one.name)
+        if wanted is None:
+            continue
+        if (wanted.shape, wanted.dtype) != (one.numbers.shape, one.numbers.dtype):
+            return one
+        apart = difference({one.name: wanted}, {one.name: one.numbers})
+        if apart and (apart.relative > tolerance or not tolerance):
+            return one
+    return None
+
+
+def by_name(operators: Iterable[Operator], format: str) -> Iterator[tuple[str, Tensor]]:
+    """Their numbers as they are kept in a file of tensors: FORMAT/NAME."""
+    yield from ((f"{format}/{one.name}", one.numbers) for one in operators)
