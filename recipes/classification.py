@@ -191,8 +191,8 @@ class Classification(Recipe):
             DataError: one is out of range, or no label.
         """
         try:
-            plain = all(type(label) is int for label in labels)  # the usual case, and the fast one
-            made = torch.tensor(labels) if plain else torch.stack([torch.as_tensor(label) for label in labels])
+            kinds = set(map(type, labels))  # one is the usual case, and the fast one
+            made = torch.tensor(labels) if kinds == {int} else torch.stack(list(labels) if kinds == {Tensor} else list(map(torch.as_tensor, labels)))
         except (TypeError, ValueError, RuntimeError):
             raise DataError(Problem("dataset", "labels are not numbers of one kind", labels[0], "an integer, or one float for each class")) from None
         if made.dim() == 1 and not made.is_floating_point():

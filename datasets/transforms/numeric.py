@@ -18,7 +18,7 @@ class ToFloat(ImageTransform):
     """uint8 in [0, 255] to float32 in [0, 1]; floating-point images stay as they are."""
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        return images if images.is_floating_point() else functional.to_dtype(images, torch.float32, scale=True)
+        return images if images.is_floating_point() else functional.to_dtype_image(images, torch.float32, scale=True)
 
 
 @final

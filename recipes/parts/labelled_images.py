@@ -17,7 +17,7 @@ def as_record(sample: Any) -> Mapping[str, Any]:
     Raises:
         DataError: it is neither.
     """
-    if isinstance(sample, dict | Mapping) and "image" in sample and "label" in sample:
+    if (type(sample) is dict or isinstance(sample, Mapping)) and "image" in sample and "label" in sample:
         return sample
     if isinstance(sample, tuple | list) and len(sample) == 2:
         return {"image": sample[0], "label": sample[1]}

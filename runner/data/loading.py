@@ -9,8 +9,9 @@ import multiprocessing
 import signal
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from samewise.runner.data import streams
+from samewise.runner.data.drawn import Drawn
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import DataError, Problem, SamewiseError, ends_process, in_short, raised_at
@@ -67,14 +69,23 @@ class KeyedDataset(Dataset[Any]):
         self._seed = seed
         self._stream = stream
         self._whole = getattr(dataset, "batch", None)
+        self._drawn = Drawn()
 
     def __getitem__(self, key: Key) -> Batch | Failure:
+        if self._whole is not None:
+            return self._made(key, ())
+        return self._drawn(partial(self._made, key), partial(self._made, replace(key, indices=key.indices[:1])))
+
+    def _made(self, key: Key, seeded: Collection[str]) -> Batch | Failure:
+        """The samples, collated; each enters its stream in the generators that are `seeded`."""
         samples = list[Any]()
         try:
             if self._whole is not None:
                 return self._whole(key.indices)
             for offset, index in enumerate(key.indices):
-                samples.append(self._sample(key.epoch, key.start + offset, index))
+                if seeded:
+                    streams.enter(self._seed, self._stream, key.epoch, key.start + offset, index, generators=seeded)
+                samples.append(self._dataset[index])
             return self._collate(samples)
         except SamewiseError as error:
             return Failure(error.problems)
@@ -86,10 +97,6 @@ class KeyedDataset(Dataset[Any]):
             return Failure(
                 (Problem(self._name, f"{type(self._dataset).__name__} fails {at}: {type(error).__name__}: {in_short(error)}", hint=raised_at(error)),)
             )
-
-    def _sample(self, epoch: int, position: int, index: int) -> Any:
-        streams.enter(self._seed, self._stream, epoch, position, index)
-        return self._dataset[index]
 
 
 class _Keys:

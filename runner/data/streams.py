@@ -6,7 +6,7 @@ Seeds come from hashing, never from adding: `seed + rank` makes neighbours share
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from hashlib import blake2b
 from struct import pack
@@ -29,14 +29,24 @@ def generator(seed: int, name: str, *numbers: int) -> torch.Generator:
     return made
 
 
-def enter(seed: int, name: str, *numbers: int) -> None:
-    """Seed Python's, NumPy's and torch's generators for the stream, without putting anything back."""
-    number = key(seed, name, *numbers)
-    random.seed(number)
+def _seed_numpy(number: int) -> None:
     np.random.seed(number & 0xFFFFFFFF)  # the legacy generator takes 32 bits; two words take it 7 microseconds more
-    torch.default_generator.manual_seed(number)
+
+
+def _seed_cuda(number: int) -> None:
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
+
+
+SEEDERS = {"random": random.seed, "numpy": _seed_numpy, "torch": torch.default_generator.manual_seed, "cuda": _seed_cuda}
+"""The global generators, and what seeds each: Python's, NumPy's, torch's of the CPU and of all CUDA devices."""
+
+
+def enter(seed: int, name: str, *numbers: int, generators: Collection[str] = tuple(SEEDERS)) -> None:
+    """Seed the generators for the stream, without putting anything back."""
+    number = key(seed, name, *numbers)
+    for generator in generators:
+        SEEDERS[generator](number)
 
 
 @contextmanager

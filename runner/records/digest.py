@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from struct import pack
 from typing import Any
 
@@ -38,7 +39,7 @@ def value_digest(value: object) -> int:
 
 def _feed(total: xxhash.xxh3_64, value: object) -> None:
     if isinstance(value, Tensor):
-        total.update(f"{value.dtype}{list(value.shape)}".encode())
+        total.update(_form(value.dtype, value.shape))
         total.update(_memory(value))
     elif isinstance(value, dict):
         for name, item in value.items():
@@ -53,6 +54,11 @@ def _feed(total: xxhash.xxh3_64, value: object) -> None:
         total.update(np.ascontiguousarray(value).reshape(-1).data.cast("B"))
     else:
         total.update(repr(value).encode())
+
+
+@lru_cache(1024)
+def _form(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return f"{dtype}{list(shape)}".encode()
 
 
 def _memory(tensor: Tensor) -> Any:

@@ -33,10 +33,10 @@ class Tally:
     @classmethod
     def of(cls, loss: Loss, *, nominal: float, seen: tuple[tuple[int, int], ...] = ()) -> Tally:
         """A micro-batch's, whose loss was divided by `nominal` before its backward pass."""
-        if not loss.parts:
-            return cls(loss.count, nominal, {"loss": loss.total.item()}, seen)
-        values = torch.stack([one.detach().double() for one in (loss.total, *loss.parts.values())])  # together: each copy waits for the device
-        return cls(loss.count, nominal, dict(zip(("loss", *loss.parts), values.tolist(), strict=True)), seen)
+        parts = {"loss": loss.total, **loss.parts}
+        if loss.parts and not loss.total.is_cpu:  # together: each copy waits for the device
+            parts = dict(zip(parts, torch.stack([one.detach().double() for one in parts.values()]).cpu(), strict=True))
+        return cls(loss.count, nominal, {name: one.item() for name, one in parts.items()}, seen)
 
     @property
     def weight(self) -> float:

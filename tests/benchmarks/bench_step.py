@@ -5,7 +5,7 @@
 The hand-written loop is what a tutorial gives: a Dataset, a DataLoader, zero_grad, normalise, forward, backward, step, the loss read each
 step. samewise's does all that it does by default: keyed loading, a trace with a digest of every parameter and gradient, metrics in the
 journal, the learning rate's schedule. Both have deterministic algorithms on and one thread. They take turns, a hundred milliseconds and
-more each; the ratio is the median over the turns.
+more each; the ratio is the median over the turns. "map-style" gives samewise the hand-written loop's own Dataset, sample by sample, as users write them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from samewise.runner.config import compose, project
+from samewise.runner.data.loading import KeyedDataset
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
@@ -42,11 +43,16 @@ _args_:
   - {_target_: torch.nn.Linear, in_features: 64, out_features: 10}
 """
 SMALL_IMAGES = ["dataset=generated_classification", "dataset.image_size=32", "dataset.samples=512"]
+TINY = ["model=mlp", "dataset=digits", "batch_size=32"]
 WORK = {
-    "MLP 64-64-10, batch 64": (["model=mlp", "dataset=digits"], 200),
+    "MLP 64-64-10, batch 32": (TINY, 200),
+    "the same, no trace": ([*TINY, "trace.every_steps=0"], 200),
+    "map-style": (TINY, 200),
+    "map-style, no trace": ([*TINY, "trace.every_steps=0"], 200),
+    "map-style, to MLflow": ([*TINY, "tracking=mlflow"], 200),
     "ResNet-18 at 32 px, batch 32": (["model=resnet18_small", *SMALL_IMAGES, "batch_size=32"], 6),
 }
-COMMON = ["transforms=images", "max_epochs=100000", "optimizer.lr=0.01", "tracking=none", "callbacks=[throughput,learning_rate]"]
+COMMON = ["transforms=images", "max_epochs=100000", "optimizer.lr=0.01", "callbacks=[throughput,learning_rate]"]
 
 
 class Plain(Dataset):
@@ -102,14 +108,16 @@ def timed(steps: Iterator[None], count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def measure(overrides: list[str], count: int, turns: int = 15) -> tuple[float, float, float]:
+def measure(overrides: list[str], count: int, *, map_style: bool = False, turns: int = 15) -> tuple[float, float, float]:
     """(milliseconds by hand, milliseconds by samewise, median ratio)."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "configs/model").mkdir(parents=True)
         (Path(folder) / "configs/model/mlp.yaml").write_text(MLP)
         own = project.find(configs=[Path(folder) / "configs"])
-        composed = compose.compose([*overrides, *COMMON, f"run_root={folder}/runs"], project=own)
+        composed = compose.compose(["tracking=none", *COMMON, *overrides, f"run_root={folder}/runs"], project=own)
         run = build(composed, composed.project, composed.folder)
+        if map_style:
+            run.splits["train"].keyed = KeyedDataset(Plain(run), run.recipe.collate, seed=run.seed, stream="sample")
         pairs: list[tuple[float, float]] = []
         with session(run):
             loops: tuple[Iterator[None], Iterator[None]] = (hand_written(run), samewise(run))
@@ -126,7 +134,7 @@ def measure(overrides: list[str], count: int, turns: int = 15) -> tuple[float, f
 def main(say: Callable[[str], None] = print) -> None:
     say(f"{'work':<32} {'by hand':>10} {'samewise':>10} {'ratio':>7}")
     for name, (overrides, count) in WORK.items():
-        by_hand, ours, ratio = measure(overrides, count)
+        by_hand, ours, ratio = measure(overrides, count, map_style=name.startswith("map-style"))
         say(f"{name:<32} {by_hand:>7.3f} ms {ours:>7.3f} ms {ratio:>7.2f}")
 
 

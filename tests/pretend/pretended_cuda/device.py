@@ -72,8 +72,8 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
             yield owner, name, getattr(cuda_only, f"chosen_{name}")(getattr(owner, name))
 
 
-def _answers() -> dict[str, Callable[..., Any]]:
-    """What torch.cuda says and does."""
+def _answers() -> dict[str, Any]:
+    """What torch.cuda says, does and has."""
     return {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -97,6 +97,7 @@ def _answers() -> dict[str, Callable[..., Any]]:
         "get_rng_state_all": lambda: [GENERATOR.get_state()],
         "set_rng_state": lambda state, *_: GENERATOR.set_state(state),
         "set_rng_state_all": lambda states: GENERATOR.set_state(states[0]),
+        "default_generators": (GENERATOR,),
     }
 
 

@@ -14,9 +14,16 @@ class DeviceGenerator:
 
     def __init__(self) -> None:
         self.state = torch.Generator().manual_seed(0).get_state()
+        self.seeded = 0
+        self._draws = 0
 
     def seed(self, number: int) -> None:
         self.state = torch.Generator().manual_seed(number).get_state()
+        self.seeded += 1
+
+    def get_offset(self) -> int:
+        """Grows with each draw, as CUDA's does."""
+        return self._draws
 
     def get_state(self) -> Tensor:
         return self.state.clone()
@@ -33,6 +40,7 @@ class DeviceGenerator:
             yield
         finally:
             self.state = torch.default_generator.get_state()
+            self._draws += 1
             torch.default_generator.set_state(before)
 
 

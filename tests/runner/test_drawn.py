@@ -1,0 +1,108 @@
+"""Only the generators that samples draw from are seeded for each, and every batch is what it is with all of them seeded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samewise.runner.data import streams
+from samewise.runner.data.loading import Key, KeyedDataset
+from samewise.runner.records.digest import value_digest
+
+KEYS = [Key(epoch, start, tuple(range(start + 3, start + 7))) for epoch in range(2) for start in range(0, 20, 4)]
+
+
+def forked() -> float:
+    with torch.random.fork_rng(devices=[]):
+        return torch.rand(()).item()
+
+
+def put_back() -> float:
+    with streams.preserve_generators():
+        return random.random() + float(np.random.rand())
+
+
+SAMPLES: dict[str, tuple[Callable[[int], float], int]] = {
+    "nothing": (lambda index: 0.0, 0),
+    "random": (lambda index: random.random(), 1),
+    "a normal number of random": (lambda index: random.gauss(), 1),
+    "numpy": (lambda index: float(np.random.rand()), 1),
+    "normal numbers of numpy": (lambda index: float(np.random.randn()), 1),
+    "torch": (lambda index: torch.rand(()).item(), 1),
+    "normal numbers of torch": (lambda index: torch.randn(()).item(), 1),
+    "all": (lambda index: random.random() + float(np.random.rand()) + torch.rand(()).item(), 3),
+    "random, then torch too": (lambda index: random.random() + (torch.rand(()).item() if index > 12 else 0.0), 2),
+    "at last numpy": (lambda index: float(np.random.rand()) if index == 22 else 0.0, 1),
+    "at last each": (lambda index: (random.random, np.random.rand, lambda: torch.rand(()).item())[index % 3]() if index > 18 else 0.0, 3),
+    "the seed alone is read": (lambda index: float(torch.initial_seed()), 4),
+    "a state alone is read": (lambda index: float(np.random.get_state()[1][0]), 4),  # pyright: ignore
+    "a draw in a fork": (lambda index: forked(), 4),
+    "draws that are undone": (lambda index: put_back(), 4),
+}
+"""What a sample draws, and how many generators are seeded for it in the end."""
+
+
+class Drawing:
+    def __init__(self, sample: Callable[[int], float]) -> None:
+        self._sample = sample
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, self._sample(index)], dtype=torch.float64)
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The generators that are seeded, one by one."""
+    seen = list[str]()
+
+    def noting(name: str, seeder: Callable[[int], object]) -> Callable[[int], object]:
+        return lambda number: (seen.append(name), seeder(number))
+
+    for name, seeder in list(streams.SEEDERS.items()):
+        monkeypatch.setitem(streams.SEEDERS, name, noting(name, seeder))
+    return seen
+
+
+def made(keyed: KeyedDataset) -> list[int]:
+    """Each batch, begun with the generators wherever a training step left them."""
+    found = []
+    for number, key in enumerate(KEYS):
+        streams.enter(number, "step")
+        found.append(value_digest(keyed[key]))
+    return found
+
+
+@pytest.mark.parametrize("case", SAMPLES)
+def test_a_batch_is_what_it_is_with_every_generator_seeded_for_each_sample(case: str, seeded: list[str]):
+    sample, wanted = SAMPLES[case]
+    dataset = Drawing(sample)
+    expected = []
+    for key in KEYS:
+        samples = []
+        for offset, index in enumerate(key.indices):
+            streams.enter(7, "sample", key.epoch, key.start + offset, index)
+            samples.append(dataset[index])
+        expected.append(value_digest(torch.stack(samples)))
+    keyed = KeyedDataset(dataset, torch.stack, seed=7, stream="sample")
+    assert made(keyed) == expected
+    seeded.clear()
+    assert value_digest(keyed[KEYS[0]]) == expected[0]
+    four_times = [name for name in streams.SEEDERS if seeded.count(name) >= len(KEYS[0].indices)]
+    assert len(four_times) == wanted
+
+
+def test_what_puts_samples_together_may_draw_too():
+    def shuffled(samples: Any) -> torch.Tensor:
+        return torch.stack(samples)[torch.randperm(len(samples))]
+
+    keyed = KeyedDataset(Drawing(lambda index: 0.0), shuffled, seed=7, stream="sample")
+    found = []
+    for key in KEYS:
+        streams.enter(7, "sample", key.epoch, key.start + 3, key.indices[-1])
+        found.append(value_digest(shuffled([torch.tensor([index, 0.0], dtype=torch.float64) for index in key.indices])))
+    assert made(keyed) == found
