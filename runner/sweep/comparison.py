@@ -13,6 +13,8 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.sweep.results import PointResult, rank_settings
+from samewise.runner.tracking.best import PREFIX
+from samewise.runner.tracking.views import FOR_TRAINING
 
 _MOST = 100
 """Runs on the compare page; the best of them. A longer address is cut off by some browsers."""
@@ -48,13 +50,13 @@ def pages(folder: SweepFolder, found: Sequence[PointResult]) -> Pages | None:
     uri = str(folder.facts["tracking"]["uri"])
     remote = uri.startswith(("http://", "https://"))
     base = uri.rstrip("/") if remote else _LOCAL
-    compare = f"{base}/#/compare-runs?runs={quote(_compact(runs))}&experiments={quote(_compact(experiments))}"
+    compare = f"{base}/#/compare-runs?runs={quote(_compact(runs))}&experiments={quote(_compact(experiments))}&{FOR_TRAINING}"
     reused = any(one.tries == 0 for one in found)  # trained by itself, or by another sweep, whose tag it has
     names = ", ".join(f"'{run}'" for run in runs)
     wanted = quote(f"attributes.run_id IN ({names})" if reused else f"tags.sweep = '{folder.id}'")
     point = found[0].point
-    order = f"orderByKey={quote(f'metrics.`{point.monitor}`', safe='')}&orderByAsc={str(point.mode == 'min').lower()}"
-    table = f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}"
+    order = f"orderByKey={quote(f'metrics.`{PREFIX}{point.monitor}`', safe='')}&orderByAsc={str(point.mode == 'min').lower()}"
+    table = f"{base}/#/experiments/{experiments[0]}/runs?searchFilter={wanted}&{order}&{FOR_TRAINING}"
     return Pages(compare, table, "" if remote else _ui(uri, folder))
 
 

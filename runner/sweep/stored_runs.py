@@ -26,7 +26,7 @@ _STATES = {
     "RUNNING": State.running,
     "SCHEDULED": State.waiting,
 }
-_ABOUT_MACHINES = ("system/", "speed/", "train/")
+_LEFT_OUT = ("system/", "speed/", "train/", "best/")
 _PAGE = 200
 
 
@@ -90,7 +90,7 @@ def _listed(client: MlflowClient, run: Run) -> Listed:
 
 def _metrics(client: MlflowClient, run: Run, monitor: str, *, mode: str) -> tuple[dict[str, float], float, int]:
     """The metrics of evaluations at the best step, the best value, and the last step that was evaluated."""
-    names = [name for name in run.data.metrics if not name.startswith(_ABOUT_MACHINES)]
+    names = [name for name in run.data.metrics if not name.startswith(_LEFT_OUT)]
     values = {name: {one.step: one.value for one in client.get_metric_history(run.info.run_id, name)} for name in names}
     monitored = {step: value for step, value in values.get(monitor, {}).items() if not math.isnan(value)}
     last = max((step for by_step in values.values() for step in by_step), default=0)

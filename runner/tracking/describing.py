@@ -13,7 +13,9 @@ from mlflow.entities import Dataset, DatasetInput, InputTag
 
 from samewise.runner.config import header
 from samewise.runner.config.tree import flat
-from samewise.runner.records.files import read_text
+from samewise.runner.errors import DamagedFile
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 
 _KEY_LENGTH = 250
@@ -94,11 +96,25 @@ def _note(folder: RunFolder, config: Mapping[str, Any], environment: Mapping[str
     reproducibility = cast(Mapping[str, Any], config.get("reproducibility") or {})
     level = " ".join(filter(None, [reproducibility.get("level"), environment.get("level")]))
     lines = [
-        f"**{run_name(folder)}**",
+        f"**{run_name(folder)}**" + _result(folder),
         f"fingerprint `{fingerprint}`" + (f", reproducibility {level}" if level else ""),
         f"`samewise verify {folder.path.absolute()}` trains it again and compares, step by step.",
+        "How to read it: `valid/...` are evaluations, `best/...` the best value so far of the metric that says what is best, `train/...` steps, `speed/...` "
+        "and `system/...` the machine's. *Parameters* are the whole config; pictures of the last evaluation are under *Artifacts*, in `valid`.",
     ]
     return "\n\n".join(lines)
+
+
+def _result(folder: RunFolder) -> str:
+    """What a finished run came to, in words."""
+    try:
+        metrics = (read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}
+    except DamagedFile:  # its metrics are sent all the same
+        metrics = {}
+    monitor, final, best = str(metrics.get("monitor")), metrics.get("final") or {}, metrics.get("best") or {}
+    if not {monitor, "step"} <= best.keys():
+        return ""
+    return f": best `{monitor}` {best[monitor]:.4g} at step {best['step']:.0f}" + (f", last {final[monitor]:.4g}" if monitor in final else "")
 
 
 def _text(value: Any) -> str:

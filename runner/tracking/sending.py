@@ -20,7 +20,7 @@ from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_file, redact_values
-from samewise.runner.tracking import describing, journal, progress
+from samewise.runner.tracking import best, describing, journal, progress
 from samewise.runner.tracking.address import without_password
 from samewise.runner.tracking.store import experiment_id
 
@@ -65,6 +65,7 @@ class Sending:
         self._seen = False
         self._files_at = 0.0
         self._left_out = set[Path]()
+        self._best: best.Best | None = None
         self.progress = progress.load(folder).at(without_password(settings["uri"]))
 
     def synchronise(self, *, alive: bool) -> Sent:
@@ -151,7 +152,7 @@ class Sending:
     # -- params, tags, inputs
 
     def _describe(self) -> None:
-        raw = [read_text(path) or "" for path in (self.folder.config, self.folder.environment, self.folder.tags)]
+        raw = [read_text(path) or "" for path in (self.folder.config, self.folder.environment, self.folder.tags, self.folder.summary)]
         digest = hashlib.blake2b("\0".join(raw).encode(), digest_size=16).hexdigest()
         if self.progress.described == digest:
             return
@@ -187,6 +188,11 @@ class Sending:
         metrics: list[Metric] = []
         ended, last = self.progress.ended, self.progress.last_ms
 
+        monitored = self._monitored(offset) if path == self.folder.metrics else None
+        if monitored is not None and not offset:
+            started = next((entry.time_ms for entry, _ in journal.read_entries(path)), 0)
+            metrics.append(Metric(monitored.name, monitored.value, started, 0))
+
         def flush() -> None:
             for start in range(0, len(metrics), _BATCH):
                 self._log("metrics", metrics[start : start + _BATCH])
@@ -198,10 +204,22 @@ class Sending:
             ended = entry.status or ended
             last = max(last, entry.time_ms)
             metrics.extend(Metric(describing.key(name), value, entry.time_ms, entry.step) for name, value in entry.metrics.items())
+            if monitored is not None and monitored.take(entry.metrics):
+                metrics.append(Metric(monitored.name, monitored.value, entry.time_ms, entry.step))
             offset = behind
             if len(metrics) >= _BATCH:
                 flush()
         flush()
+
+    def _monitored(self, offset: int) -> best.Best | None:
+        """The best value of the monitored metric up to a place of the journal; None where the config names no metric."""
+        if self._best is None and (config := read_text(self.folder.config)):
+            evaluate = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(config))).get("evaluate") or {}
+            if evaluate.get("monitor"):
+                self._best = best.Best(str(evaluate["monitor"]), mode=str(evaluate.get("mode")))
+                for entry, _ in journal.read_entries(self.folder.metrics, end=offset) if offset else ():
+                    self._best.take(entry.metrics)
+        return self._best
 
     def _log(self, kind: str, batch: list[Any]) -> None:
         """Send metrics, params or tags; of a batch that the store refuses, all but what it refuses, so that one bad entry holds up nothing else."""
@@ -247,8 +265,8 @@ class Sending:
         listed += [(path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if not path.name.startswith(".") and path.is_file()]
         inside = self.folder.path.resolve()
         if self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED":
-            best = next((path.resolve() for name in ("best", "latest") if (path := self.folder.checkpoints / name).is_dir()), None)
-            listed += [(f"checkpoint/{path.name}", path) for path in sorted(best.iterdir()) if path.is_file()] if best else []
+            kept = next((path.resolve() for name in ("best", "latest") if (path := self.folder.checkpoints / name).is_dir()), None)
+            listed += [(f"checkpoint/{path.name}", path) for path in sorted(kept.iterdir()) if path.is_file()] if kept else []
         return [(name, path) for name, path in listed if path.exists() and self._is_mine(path, inside)]
 
     def _is_mine(self, path: Path, inside: Path) -> bool:

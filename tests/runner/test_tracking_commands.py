@@ -47,6 +47,21 @@ def test_sync_sends_what_is_missing_and_then_nothing(unsent: RunFolder, capsys: 
     assert json.loads(capsys.readouterr().out)["metrics"] == 0
 
 
+def test_mlflow_has_the_best_value_so_far_before_any_other_metric(unsent: RunFolder) -> None:
+    unsent.config.write_text(unsent.config.read_text() + "evaluate: {monitor: valid/loss, mode: min}\n")
+    tracker = open_tracker(unsent, OmegaConf.structured(Tracking(enabled=False)), resume_step=5)
+    tracker.start()
+    for step, loss in ((6, 0.5), (7, 0.25), (8, 0.75)):
+        tracker.log({"valid/loss": loss}, step)
+        assert main(["sync"]) == 0  # each is a new sender
+    tracker.finish("FINISHED")
+    store = sqlite3.connect(unsent.path.parents[1] / "mlflow.db")
+    query = "select step, value, is_nan from metrics where key = 'best/valid/loss' order by step"
+    assert store.execute(query).fetchall() == [(0, 0, 1), (6, 0.5, 0), (7, 0.25, 0), (8, 0.25, 0)]
+    assert [key for (key,) in store.execute("select key from latest_metrics order by rowid")] == ["best/valid/loss", "train/loss", "valid/loss"]
+    store.close()
+
+
 def test_sync_says_what_it_could_not_send(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, but not listening

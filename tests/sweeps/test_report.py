@@ -194,32 +194,32 @@ def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(
     folder, name, _ = reported
     told = json.loads(samewise_process("report", name, "--json", "--no-mlflow", folder=folder).stdout)
     at = {kind: address.replace("http://127.0.0.1:5000", ui[0]) for kind, address in told["pages"].items() if kind != "opens"}
-    best_first = sorted(told["points"], key=lambda one: -one["final"]["valid/accuracy"])
+    best_first = sorted(told["points"], key=lambda one: -one["value"])
 
     page.goto(ui[1])  # without a click: the best run, and what set it apart
     page.get_by_text("4 matching runs").wait_for()
-    assert {"valid/accuracy", "valid/loss", "optimizer.lr", "seed"} <= set(page.get_by_role("columnheader").all_inner_texts())
-    assert "the best valid/accuracy first" in page.inner_text("body")
+    assert {"best/valid/accuracy", "optimizer.lr", "seed"} <= set(page.get_by_role("columnheader").all_inner_texts())
+    assert "resnet18_digits: best of 4 is lr=" in page.inner_text("body")
     assert page.get_by_role("link", name="Playground").count() == 0  # which the pages for language models have
-    value_of = {f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)": one["final"]["valid/accuracy"] for one in told["points"]}
-    assert value_of[page.get_by_role("link", name=re.compile(r"^lr=")).first.inner_text()] == max(value_of.values())
+    value_of = {f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)": one["value"] for one in told["points"]}
+    assert value_of[page.get_by_role("link", name=re.compile(r"^lr=.*digits\)$")).first.inner_text()] == max(value_of.values())
     keep(page, tmp_path, "front_page")
 
     page.goto(at["table"])
     page.get_by_text("4 matching runs").wait_for()
     close(page)
-    names = page.get_by_role("link", name=re.compile(r"^lr=")).all_inner_texts()
+    names = page.get_by_role("link", name=re.compile(r"^lr=.*digits\)$")).all_inner_texts()
     assert sorted(names) == sorted(f"lr={one['values']['optimizer.lr']} seed={one['seed']} (resnet18_digits)" for one in told["points"])
-    assert [value_of[one] for one in names] == [one["final"]["valid/accuracy"] for one in best_first]
+    assert [value_of[one] for one in names] == [one["value"] for one in best_first]
     keep(page, tmp_path, "sweep_table")
 
     page.goto(at["table"] + "&compareRunsMode=CHART")
-    page.get_by_placeholder("Search metric charts").fill("valid/accuracy$")
+    page.get_by_placeholder("Search metric charts").fill("^valid/accuracy$")
     page.get_by_text("valid/accuracy", exact=True).first.wait_for()
     page.locator(".main-svg").first.wait_for()
     drawn = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].flatMap(one => one.data.map(line => [line.name, [...(line.y || [])]]))")
     final = {name: round(values[-1], 12) for name, values in drawn if values}
-    assert final == {name: round(value, 12) for name, value in value_of.items()}
+    assert final == {name: round(one["final"]["valid/accuracy"], 12) for name, one in zip(value_of, told["points"], strict=True)}
     keep(page, tmp_path, "sweep_charts")
 
     page.goto(at["compare"])
@@ -227,6 +227,10 @@ def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(
     page.locator(".main-svg").first.wait_for()
     body = page.inner_text("body")
     assert "optimizer.lr" in body
+    coloured_by = "[...document.querySelectorAll('.pcp-plot .js-plotly-plot, .pcp-plot.js-plotly-plot')].map(one => one.data[0].line.color)"
+    (colours,) = page.evaluate(coloured_by)
+    assert sorted(colours) == sorted(one["value"] for one in told["points"])
+    assert page.get_by_role("link", name="Playground").count() == 0
     for one in told["points"]:
         assert one["mlflow_run_id"] in body
         assert shown(one["final"]["valid/accuracy"]) in body
@@ -266,7 +270,7 @@ def test_the_address_of_the_table_has_all_runs_also_one_that_another_sweep_has_t
     at = pages(folder, found)
     assert at is not None
     assert f"searchFilter={filter_by}&" in unquote(at.table)
-    assert unquote(at.compare) == 'http://host:5000/#/compare-runs?runs=["run1","run0"]&experiments=["7"]'
+    assert unquote(at.compare) == 'http://host:5000/#/compare-runs?runs=["run1","run0"]&experiments=["7"]&workflowType=machine_learning'
     assert at.opens == ""
 
 

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from samewise.runner.tracking.best import Best
+from samewise.runner.tracking.views import StoredRun, note, parts, view
+
+
+def run(
+    number: int, best: float | None, *, experiment: str = "digits", monitor: str = "valid/accuracy", mode: str = "max", sweep: str = "", **values: Any
+) -> StoredRun:
+    params = {"choices.experiment": experiment, "evaluate.monitor": monitor, "evaluate.mode": mode, "run_root": str(number), **values}
+    metrics = {"train/loss": 0.5, "speed/step_ms": 3.0, "epoch": 1.0, **({} if best is None else {f"best/{monitor}": best, monitor: best - 0.1})}
+    return StoredRun(
+        {
+            "info": {"run_id": f"id{number}", "run_name": f"run {number}", "start_time": number},
+            "data": {
+                "params": [{"key": key, "value": value} for key, value in params.items()],
+                "metrics": [{"key": key, "value": value} for key, value in metrics.items()],
+                "tags": [{"key": "sweep", "value": sweep}] if sweep else [],
+            },
+        }
+    )
+
+
+RUNS = [
+    run(1, 0.7, **{"optimizer.lr": "0.1", "seed": "0"}),
+    run(2, 0.9, sweep="wide-1", **{"optimizer.lr": "0.03", "seed": "0"}),
+    run(3, 0.8, sweep="wide-1", **{"optimizer.lr": "0.3", "seed": "1"}),
+    run(4, None, **{"optimizer.lr": "1", "seed": "0"}),
+    run(5, 0.2, experiment="faces", monitor="valid/distance", mode="min", **{"optimizer.lr": "0.1"}),
+    run(6, 0.4, experiment="faces", monitor="valid/distance", mode="min", **{"optimizer.lr": "0.2"}),
+]
+
+
+def test_runs_of_several_experiment_files_and_sweeps_have_views_of_their_own_and_the_latest_is_first() -> None:
+    found = parts(RUNS)
+    assert [(one.key, one.where, len(one.runs)) for one in found] == [
+        ("samewise-faces", "params.`choices.experiment` = 'faces'", 2),
+        ("samewise-digits", "params.`choices.experiment` = 'digits'", 4),
+        ("samewise", "", 6),
+        ("samewise-sweep-wide-1", "tags.`sweep` = 'wide-1'", 2),
+    ]
+    assert [(one.key, one.where) for one in parts(RUNS[:1])] == [("samewise", "")]
+
+
+@pytest.mark.parametrize(("which", "key", "lower"), [(0, "best/valid/distance", True), (1, "best/valid/accuracy", False)])
+def test_a_view_begins_with_the_best_run_by_the_monitored_metric_and_its_charts_too(which, key, lower) -> None:
+    made = view(parts(RUNS)[which])
+    assert (made["orderByKey"], made["orderByAsc"]) == (f"metrics.`{key}`", lower)
+    assert made["selectedColumns"][:2] == [f"metrics.`{key}`", "params.`optimizer.lr`"]
+    assert "params.`run_root`" not in made["selectedColumns"]
+    assert made["columnOrder"][2:] == made["selectedColumns"]
+    sections = [(one["name"], one["display"]) for one in made["compareRunSections"]]
+    assert sections == [(f"best by {key.removeprefix('best/')}", True), ("train", True), ("epoch", True), ("speed", False)]
+    cards = [(one["type"], one.get("metricKey")) for one in made["compareRunCharts"]]
+    assert cards[:3] == [("PARALLEL", None), ("BAR", key), ("LINE", key.removeprefix("best/"))]
+    assert made["compareRunCharts"][0]["selectedMetrics"] == [key]
+    names = [name for _, name in cards[1:]]
+    assert len(set(names)) == len(names)
+    assert {one["metricSectionId"] for one in made["compareRunCharts"]} == {one["uuid"] for one in made["compareRunSections"]}
+
+
+def test_runs_of_a_samewise_that_logged_no_best_value_are_sorted_by_the_last() -> None:
+    old = [run(number, 0.5 * number) for number in (1, 2)]
+    for one in old:
+        del one.metrics["best/valid/accuracy"]
+    (part,) = parts(old)
+    assert part.ranked == "valid/accuracy"
+    assert view(part)["orderByKey"] == "metrics.`valid/accuracy`"
+    assert [one.id for one in part.best_first()] == ["id2", "id1"]
+
+
+def test_a_view_of_runs_that_have_logged_nothing_is_sorted_by_nothing() -> None:
+    made = view(parts([run(1, None)])[0])
+    assert "orderByKey" not in made
+    json.dumps(made, allow_nan=False)
+
+
+def test_the_description_begins_with_the_best_run_of_the_page_that_opens_and_what_set_it_apart() -> None:
+    told = note("7", parts(RUNS))
+    first, read, *others = told.split("\n\n")
+    assert "best of 2 is [run 5](#/experiments/7/runs/id5), `valid/distance` **0.2**, with optimizer.lr **0.1** (not 0.2)" in first
+    assert "the best first" in read
+    lines = others[0].splitlines()
+    assert (
+        "best of 4 is [run 2](#/experiments/7/runs/id2), `valid/accuracy` **0.9**, with optimizer.lr **0.03** (not 0.1, 0.3, 1), seed **0** (not 1)" in lines[0]
+    )
+    assert "sweep wide-1" in lines[2]
+    assert 'compare-runs?runs=["id2","id3","id1"]&experiments=["7"]' in unquote(lines[0])
+
+
+def test_the_description_of_very_many_experiments_fits_into_a_tag() -> None:
+    many = [run(number, 0.5, experiment=f"experiment{number // 2}", **{"optimizer.lr": str(number)}) for number in range(200)]
+    assert len(note("1", parts(many))) <= 5000
+
+
+def test_names_are_text_in_the_description() -> None:
+    odd = [run(number, number, **{"model.act": name}) for number, name in enumerate(["relu", "<img src=x> [a](javascript:b) `c`"])]
+    told = note("1", parts(odd))
+    assert "<img" not in told.replace("\\<", "")
+    assert "[a]" not in told.replace("\\[", "")
+
+
+def test_the_best_so_far_is_unknown_before_the_first_evaluation_and_nan_is_worse_than_any_number() -> None:
+    best = Best("valid/loss", mode="min")
+    assert math.isnan(best.value)
+    assert not best.take({"train/loss": 1.0})
+    seen = []
+    for value in (math.nan, 3.0, math.nan, 2.0, 4.0):
+        assert best.take({"valid/loss": value})
+        seen.append(best.value)
+    assert math.isnan(seen[0])
+    assert seen[1:] == [3.0, 3.0, 2.0, 2.0]
+    upwards = Best("valid/accuracy", mode="max")
+    assert [upwards.take({"valid/accuracy": value}) and upwards.value for value in (0.1, 0.3, 0.2)] == [0.1, 0.3, 0.3]
