@@ -25,7 +25,7 @@ examples:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.check import problems, settings_are_sound
     from samewise.runner.errors import ConfigError
-    from samewise.runner.tracking import address
+    from samewise.runner.tracking import address, backends
     from samewise.runner.training import determinism
 
     composed = compose_arguments(args, strict=False)
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     found, notes = problems(composed, composed.project), list[str]()
     uri = None if composed.problems else composed.tracking_uri
     found += filter(None, [address.problem(uri)]) if uri else []
+    found += [] if composed.problems else backends.problems(backends.reported_to(composed.cfg.tracking))
     if not found and not args.static:
         try:
             from samewise.runner.training.trial import trial

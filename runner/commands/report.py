@@ -127,9 +127,11 @@ def _numbers(value: Any) -> Any:
 def _log(folder: SweepFolder, written: Sequence[Path]) -> None:
     """Keep the report in MLflow too. It is there in the sweep's folder whatever MLflow does."""
     settings = folder.facts["tracking"]
-    if not settings["enabled"]:
-        return
+    from samewise.runner.tracking.backends import reported_to
     from samewise.runner.tracking.sender import prepare_environment
+
+    if "mlflow" not in reported_to(settings):
+        return
 
     prepare_environment()
     from samewise.runner.tracking.reports import log_report

@@ -1,17 +1,21 @@
-"""Send to MLflow what could not be sent."""
+"""Send to MLflow, or another tracking backend, what could not be sent."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseError
-from samewise.runner.records import locks
+from samewise.runner.records import locks, shapes
+from samewise.runner.records.files import read_mapping
+from samewise.runner.records.trust import is_trusted, require
+from samewise.runner.tracking.backends import TITLES, RunGone, problems, reported_to
+from samewise.runner.tracking.copies import open_backend
 
 if TYPE_CHECKING:
     from samewise.runner.records.folder import RunFolder
@@ -21,17 +25,19 @@ EXAMPLES = """examples:
   samewise sync 3f2a                               one run, given by the start of its fingerprint
   samewise sync --run-root /mnt/cluster/runs       runs in another folder
   samewise sync --uri http://tracking:5000         to another store, from the beginning
+  samewise sync --to tensorboard                   event files of every run, wherever else it was reported
 
-What MLflow already has is not sent again. Runs that are still training are left to their own sender.
-Exit codes: 0 everything is in MLflow, 1 something could not be sent, 2 the run or the store was not found."""
+What a backend already has is not sent again. Runs that are still training are left to their own sender.
+Exit codes: 0 everything is there, 1 something could not be sent, 2 the run or the store was not found."""
 
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What became of one run. `state` is sent, in_progress, disabled or failed."""
+    """What became of one run in one backend. `state` is sent, in_progress, ending, disabled or failed."""
 
     run: str
     state: str
+    backend: str = "mlflow"
     metrics: int = 0
     files: int = 0
     mlflow_run_id: str | None = None
@@ -39,7 +45,8 @@ class SyncResult:
 
     def __str__(self) -> str:
         if self.state == "sent":
-            return f"{self.run}: sent {self.metrics} metrics and {self.files} files to the MLflow run {self.mlflow_run_id}"
+            place = f"the MLflow run {self.mlflow_run_id}" if self.backend == "mlflow" else TITLES[self.backend]
+            return f"{self.run}: sent {self.metrics} metrics and {self.files} files to {place}"
         if self.state == "in_progress":
             return f"{self.run}: in progress; its own sender sends it"
         if self.state == "ending":
@@ -55,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id (default: every run)")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="a store other than the run's own")
+    parser.add_argument("--to", action="append", choices=list(TITLES), help="a backend other than the run's own (may be repeated)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
     add_trust(parser)
 
@@ -67,64 +75,78 @@ def run(args: argparse.Namespace) -> int:
 
     if args.uri is not None:
         check_uri(args.uri, path="--uri")
+    if found := problems(args.to or [], path="--to"):
+        raise ConfigError(*found)
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(saved.below(args.run_root))
     if not folders:
         raise ConfigError(Problem("--run-root", "no runs were found", str(args.run_root), "a folder with runs", "samewise train experiment=resnet18_digits"))
     prepare_environment()
     failed = False
     for folder in folders:
-        outcome = _send(folder, args.uri, asked=bool(args.runs), trust=args.trust)
-        failed |= outcome.state in ("failed", "ending")
-        print(json.dumps(asdict(outcome)) if args.json else outcome)
+        for outcome in _send(folder, args):
+            failed |= outcome.state in ("failed", "ending")
+            print(json.dumps(asdict(outcome)) if args.json else outcome)
     return int(failed)
 
 
-def _send(folder: RunFolder, uri: str | None, *, asked: bool, trust: bool) -> SyncResult:
+def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
+    """Send one run to the backends that are given, or to its own."""
+    from samewise.runner.config import compose
+    from samewise.runner.config.tree import plain
+
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
-        settings = _settings(folder, uri)
-        _require_yours(folder, settings, given=uri is not None, trust=trust)
-        if not settings["enabled"] and not (asked and uri):
-            return SyncResult(name, "disabled")
-        with locks.hold(folder.sending):
-            return _synchronise(folder, settings, name)
-    except locks.Held:
-        return SyncResult(name, "in_progress" if locks.holder(folder.lock) else "ending")
+        settings: dict[str, Any] = plain(compose.load(folder.config).cfg.tracking)
+        given = args.to or (["mlflow"] if args.uri else [])
+        if not settings["enabled"] and not (args.runs and given):
+            yield SyncResult(name, "disabled")
+            return
+        for backend in given or reported_to(settings):
+            yield _copy(folder, backend, settings, args)
     except DamagedFile as error:
-        if asked:  # else the other runs are sent all the same
+        if args.runs:  # else the other runs are sent all the same
             raise
-        return SyncResult(name, "failed", error=str(error.problems[0]).partition("\n")[0])
+        yield SyncResult(name, "failed", error=str(error.problems[0]).partition("\n")[0])
+
+
+def _copy(folder: RunFolder, backend: str, settings: dict[str, Any], args: argparse.Namespace) -> SyncResult:
+    name = f"{folder.path.parent.name}/{folder.path.name}"
+    try:
+        if backend == "mlflow":
+            settings = {**settings, "uri": _address(folder, settings, args.uri)}
+            _require_your_address(folder, settings, given=args.uri is not None, trust=args.trust)
+        elif backend == "wandb" and not args.to:
+            require(folder.config, trust=args.trust, uses="sends what is recorded to your account at Weights & Biases, as its config.yaml says")
+        with locks.hold(folder.sending):
+            return _synchronise(folder, backend, settings, name)
+    except locks.Held:
+        return SyncResult(name, "in_progress" if locks.holder(folder.lock) else "ending", backend)
     except SamewiseError:
         raise
     except Exception as error:  # whatever the store or the network did; the next `sync` continues from there
-        return SyncResult(name, "failed", error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        return SyncResult(name, "failed", backend, error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
 
 
-def _synchronise(folder: RunFolder, settings: Mapping[str, Any], name: str) -> SyncResult:
-    from samewise.runner.tracking.sending import RunGone, Sending
-    from samewise.runner.tracking.store import open_client
-
-    sending = Sending(folder, settings, open_client(settings["uri"]))
+def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], name: str) -> SyncResult:
+    copy = open_backend(backend, folder, settings)
+    alive = locks.holder(folder.lock) is not None
     try:
-        sent = sending.synchronise(alive=locks.holder(folder.lock) is not None)
+        sent = copy.synchronise(alive=alive)
     except RunGone as gone:
         print(f"{name}: {gone}")
-        sent = sending.synchronise(alive=locks.holder(folder.lock) is not None)
-    return SyncResult(name, "sent", sent.metrics, sent.files, sending.progress.run_id)
+        sent = copy.synchronise(alive=alive)
+    run_id = read_mapping(folder.tracking, shapes.TRACKING).get("run_id") if backend == "mlflow" else None
+    return SyncResult(name, "sent", backend, sent.metrics, sent.files, run_id)
 
 
-def _settings(folder: RunFolder, uri: str | None) -> dict[str, Any]:
-    """The run's `tracking`, with an absolute URI: an SQLite file is where the trainer had it, whatever the current folder is."""
-    from omegaconf import OmegaConf
-
-    from samewise.runner.config import compose
+def _address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:
+    """The store's absolute URI: an SQLite file is where the trainer had it, whatever the current folder is."""
     from samewise.runner.tracking import progress
     from samewise.runner.tracking.address import check_uri, sqlite_file
 
-    settings: Any = OmegaConf.to_container(compose.load(folder.config).cfg.tracking, resolve=True)
     known = progress.load(folder)
-    settings["uri"] = check_uri(uri or _as_before(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
-    file = sqlite_file(settings["uri"])
+    found = check_uri(uri or _as_before(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
+    file = sqlite_file(found)
     if file is not None and not file.parent.is_dir():
         raise ConfigError(
             Problem(
@@ -134,21 +156,20 @@ def _settings(folder: RunFolder, uri: str | None) -> dict[str, Any]:
                 hint=f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
             )
         )
-    return settings
+    return found
 
 
-def _require_yours(folder: RunFolder, settings: dict[str, Any], *, given: bool, trust: bool) -> None:
+def _require_your_address(folder: RunFolder, settings: dict[str, Any], *, given: bool, trust: bool) -> None:
     """An address that the folder names, other than a file in its run root, is used where the user has made or trusts the folder: tokens are sent with it."""
-    from samewise.runner.records import trust as signatures
     from samewise.runner.tracking.address import sqlite_file
 
     file, elsewhere = sqlite_file(settings["uri"]), "://" in str(settings["artifact_location"])
     inside = file is not None and file.resolve().is_relative_to(_run_root(folder).resolve())
-    if given and elsewhere and not signatures.is_trusted(folder.config, trust=trust):
+    if given and elsewhere and not is_trusted(folder.config, trust=trust):
         settings["artifact_location"] = None
     elif not given and (elsewhere or not inside):
         uses = "sends what is recorded, with your tokens, to the address that its config.yaml names. Give another with --uri"
-        signatures.require(folder.config, trust=trust, uses=uses)
+        require(folder.config, trust=trust, uses=uses)
 
 
 def _as_before(uri: str, stores: list[str]) -> str:

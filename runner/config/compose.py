@@ -97,8 +97,8 @@ class Composed:
 
     @property
     def tracking_uri(self) -> str | None:
-        """Of the MLflow store; None where tracking is off."""
-        return self.cfg.tracking.uri if self.cfg.tracking.enabled else None
+        """Of the MLflow store; None where nothing is sent there."""
+        return self.cfg.tracking.uri if self.cfg.tracking.enabled and "mlflow" in self.cfg.tracking.report_to else None
 
 
 def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> Composed:

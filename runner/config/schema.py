@@ -111,6 +111,8 @@ class Tracking:
 
     enabled: bool = True
     """False: the run's folder is the only record."""
+    report_to: list[str] = field(default_factory=lambda: ["mlflow"])
+    """Any of mlflow, tensorboard and wandb (Weights & Biases)."""
     uri: str = "sqlite:///${run_root}/mlflow.db"
     """An MLflow tracking URI."""
     experiment: str = "samewise"

@@ -55,6 +55,7 @@ TRACKING: dict[str, Any] = {
     "files?": {str: [int]},
 }
 TRACKING["others?"] = {str: dict(TRACKING)}
+WANDB = {"id": str, "sent": {str: int}, "status": (str, None)}
 MANIFEST = {"step": int, "sha256": SHA256, "weights?": (DIGEST, None), "metrics?": NUMBERS}
 
 TRACE_HEAD = {"format": int, "shards?": int, "gradients": [str], "weights": [str]}

@@ -51,7 +51,9 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
     run_root = folder.path.parents[1]
     run = folder.path.name if run_root == Path("runs") else shlex.quote(str(folder.path))
     following = [f"samewise eval {run}", f"samewise predict {run} FILE", *([_ui_command(uri, run_root)] if uri else [])]
-    return [*rows, ("folder", str(folder.path)), *zip(("next", "", ""), following, strict=False)]
+    following += [f"tensorboard --logdir {shlex.quote(str(run_root))}"] if (folder.path / "tensorboard").is_dir() else []
+    following += [f"wandb sync {shlex.quote(str(one))}" for one in sorted(folder.path.glob("wandb/offline-run-*"))[-1:]]
+    return [*rows, ("folder", str(folder.path)), *zip(("next", *[""] * len(following)), following, strict=False)]
 
 
 def _ui_command(uri: str, run_root: Path) -> str:

@@ -1,4 +1,4 @@
-"""What is logged to MLflow about a run besides its metrics: params, tags, a note and the data sets, from the run's folder."""
+"""What is said of a run besides its metrics: params, tags, a note and the data sets, from the run's folder."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, cast
-
-from mlflow.entities import Dataset, DatasetInput, InputTag
+from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner.config import header
 from samewise.runner.config.tree import flat
@@ -17,6 +15,9 @@ from samewise.runner.errors import DamagedFile
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
 
 _KEY_LENGTH = 250
 _PARAM_LENGTH = 6000
@@ -77,6 +78,8 @@ def run_name(folder: RunFolder) -> str:
 
 
 def _input(split: str, facts: Mapping[str, Any], config: Mapping[str, Any]) -> DatasetInput:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
     dataset = cast(Mapping[str, Any], config.get("dataset") or {})
     source = facts.get("source") or dataset.get("root") or _target(dataset.get(split)) or "unknown"
     known = {"name", "digest", "fingerprint", "source", "schema", "size"}

@@ -24,7 +24,7 @@ SHARED = "SAMEWISE_SENDERS"
 
 
 LOG = "sender.log"
-TROUBLE = "cannot send to MLflow, retrying:"
+TROUBLE = ", retrying:"
 _TAIL = 8192
 _SHOWN = 300
 
@@ -60,7 +60,7 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
     try:
         return _Own(folder, told)
     except OSError as error:
-        _LOG.warning("the process that sends to MLflow cannot be started: %s", error)
+        _LOG.warning("the process that sends metrics cannot be started: %s", error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""The sender: a process beside the trainer that copies the run's folder to MLflow, outlives the trainer by as long as it takes, and exits.
+"""The sender: a process beside the trainer that copies the run's folder to MLflow and other backends, outlives the trainer by as long as it takes, and exits.
 
     python -m samewise.runner.tracking.sender RUNFOLDER --trainer PID
 
@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.locks import hold
 from samewise.runner.secrets import plain_output
-from samewise.runner.tracking.link import TROUBLE
+from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.copies import Copy
 
 if TYPE_CHECKING:
-    from samewise.runner.tracking.sending import Sending
     from samewise.runner.tracking.system import Sampler
 
 _LOG = logging.getLogger("samewise.tracking")
-_LONGEST_WAIT_S = 5.0
 _NICE = 10
 
 
@@ -101,13 +100,9 @@ def quiet_mlflow() -> Generator[None]:
 
 def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int) -> int:
     """Send until the trainer has ended and everything has been sent, or nothing has got through for `flush_timeout_s` since."""
-    from samewise.runner.tracking.sending import RunGone, Sending
-    from samewise.runner.tracking.store import open_client
-
     sampler = _sampler(folder, trainer) if settings["log_system"] else None
-    sending: Sending | None = None
+    copies = [Copy(name, folder, settings) for name in reported_to(settings)]
     wait = 0.0
-    trouble = ""
     ended_at: float | None = None
     while True:
         ended = lifeline.ended(wait)
@@ -115,28 +110,15 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
             ended_at = time.monotonic()
         if sampler is not None and not ended:
             sampler.sample()
-        try:
-            if sending is None:
-                sending = Sending(folder, settings, open_client(settings["uri"]))
-            sending.synchronise(alive=not ended)
-            if trouble:
-                _LOG.info("sending again")
-                trouble = ""
-            if ended:
-                return 0
-            wait = float(settings["send_every_s"])
-        except RunGone as error:
-            _LOG.warning("%s", error)
-            wait = 0.0
-        except Exception as error:  # whatever it is, the journal still holds what was not sent, and the next pass sends it
-            if (said := f"{type(error).__name__}: {error}"[:2000]) != trouble:
-                _LOG.warning("%s %s", TROUBLE, said)
-            wait = min(_LONGEST_WAIT_S, max(0.25, 2 * wait) if trouble else 0.25)
-            trouble = said
-            moved = sending.sent.moved if sending is not None else 0.0
-            if ended_at is not None and time.monotonic() - max(ended_at, moved) > float(settings["flush_timeout_s"]):
-                _LOG.warning("gave up; run `samewise sync %s` to send the rest", folder.path)
-                return 1
+        for copy in copies:
+            copy.bring_up(ended=ended)
+        if ended and all(copy.is_complete for copy in copies):
+            return 0
+        late = [copy.moved for copy in copies if copy.trouble]
+        if ended_at is not None and late and time.monotonic() - max(ended_at, *late) > float(settings["flush_timeout_s"]):
+            _LOG.warning("gave up; run `samewise sync %s` to send the rest", folder.path)
+            return 1
+        wait = min([copy.wait for copy in copies if not copy.is_complete], default=float(settings["send_every_s"]))
 
 
 def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:

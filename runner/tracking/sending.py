@@ -7,7 +7,6 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_file, redact_values
 from samewise.runner.tracking import best, describing, journal, progress
 from samewise.runner.tracking.address import without_password
+from samewise.runner.tracking.backends import RunGone, Sent
 from samewise.runner.tracking.store import experiment_id
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -32,20 +32,6 @@ SIGNATURE = "config.signature"
 _FILES_EVERY_S = 5.0
 _STILL_BEING_WRITTEN_S = 2.0
 _INTENT = "samewise.intent"
-
-
-class RunGone(Exception):
-    """The MLflow run was deleted; the next pass makes a new one and sends everything."""
-
-
-@dataclass
-class Sent:
-    """What a `Sending` has sent so far. `moved` is when it last got anything through (`time.monotonic`)."""
-
-    metrics: int = 0
-    refused: int = 0
-    files: int = 0
-    moved: float = 0.0
 
 
 class Sending:

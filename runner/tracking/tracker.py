@@ -1,4 +1,4 @@
-"""What the trainer knows of tracking: it appends to the journal. A process of its own sends to MLflow. Nothing here imports mlflow or torch."""
+"""What the trainer knows of tracking: it appends to the journal. A process of its own sends to the backends. Nothing here imports mlflow or torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,6 +17,7 @@ from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
 from samewise.runner.tracking.address import check_uri, sqlite_file, without_password
+from samewise.runner.tracking.backends import TITLES, problems, reported_to
 from samewise.runner.tracking.journal import Journal
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -124,7 +125,8 @@ class WithSender(Tracker):
         sender = self._sender
         if sender is None or not sender.tell_end() or not link.waited(sender, float(self._settings["flush_timeout_s"])):
             words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
-            _LOG.warning(words, without_password(self._settings["uri"]), link.last_trouble(self.folder.path), self.folder.path)
+            names = [without_password(self._settings["uri"]) if name == "mlflow" else TITLES[name] for name in reported_to(self._settings)]
+            _LOG.warning(words, " and ".join(names), link.last_trouble(self.folder.path), self.folder.path)
 
     def run_id(self) -> str | None:
         """The MLflow run's id, once the sender has made the run."""
@@ -148,11 +150,16 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
         resume_step: The step of the checkpoint that training resumes from; None: from the beginning.
 
     Raises:
-        ConfigError: `tracking.uri` is not one that MLflow takes, or its folder cannot be made.
+        ConfigError: `tracking.report_to` or `tracking.uri` is not possible here, or the store's folder cannot be made.
     """
-    if not settings.enabled:
+    backends = reported_to(cast(Mapping[str, Any], settings))
+    if not backends:
         return JournalOnly(folder, resume_step=resume_step)
     plain: Any = OmegaConf.to_container(settings, resolve=True)
+    if found := problems(backends):
+        raise ConfigError(*found)
+    if "mlflow" not in backends:
+        return WithSender(folder, plain, resume_step=resume_step)
     plain["uri"] = check_uri(plain["uri"])
     file = sqlite_file(plain["uri"])
     if file is not None:

@@ -36,9 +36,11 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
     tracking = composed.cfg.tracking
     told = {name: str(tracking[name] or "") for name in ("uri", "artifact_location")} if tracking.enabled and project.given else {}
     remote = {name: value for name, value in told.items() if ("://" in value and not value.startswith("sqlite")) or value == "databricks"}
+    if tracking.enabled and project.given and "wandb" in tracking.report_to:
+        remote["report_to"] = "[wandb]"
     where = origins(composed.overrides, project=project) if remote else {}
     for name, value in remote.items():
-        origin = where.get(f"tracking.{name}", "")
+        origin = next((file for path, file in where.items() if f"{path}.".startswith(f"tracking.{name}.")), "")
         if any(Path(origin).is_relative_to(folder) for folder in project.given):
             words = f"is set by {origin}: what is recorded of the run, and your tokens, would be sent there"
             yield Problem(

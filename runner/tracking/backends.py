@@ -1,0 +1,62 @@
+"""Where a run is reported besides its own folder: MLflow, TensorBoard, Weights & Biases. Each copies the folder's journal by itself. Imports none of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from samewise.runner.errors import Problem, nearest
+
+TITLES = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
+"""What `tracking.report_to` may name; each is also the package that it needs."""
+
+
+@dataclass
+class Sent:
+    """What a backend was sent so far. `moved` is when it last got anything (`time.monotonic`)."""
+
+    metrics: int = 0
+    refused: int = 0
+    files: int = 0
+    moved: float = 0.0
+
+
+class RunGone(Exception):
+    """The copy was deleted; the next pass makes a new one and sends everything."""
+
+
+class Backend(Protocol):
+    """A copy of one run. To be used by one process at a time, the holder of `RunFolder.sending`."""
+
+    sent: Sent
+
+    def synchronise(self, *, alive: bool) -> Sent:
+        """Send everything that is there and has not been sent.
+
+        Args:
+            alive: Whether the trainer is at work; if not, the copy is ended as the journal says.
+
+        Raises:
+            RunGone: the copy was deleted.
+            Exception: whatever cannot be reached or written; a later call continues where this one stopped.
+        """
+        ...
+
+
+def reported_to(settings: Mapping[str, Any]) -> list[str]:
+    """The backends of a run's `tracking`: none where it is off, MLflow where an older config does not say."""
+    named = settings.get("report_to")
+    return [] if not settings["enabled"] else ["mlflow"] if named is None else list(named)
+
+
+def problems(names: Sequence[str], *, path: str = "tracking.report_to") -> list[Problem]:
+    """What is wrong with a choice of backends: names that are not known, packages that are not installed."""
+    found = [Problem(path, "is not a tracking backend", name, f"any of: {', '.join(TITLES)}", nearest(name, TITLES)) for name in names if name not in TITLES]
+    found += [
+        Problem(path, f"{TITLES[name]} needs the package {name}, which is not installed", name, hint=f"pip install 'samewise[{name}]'")
+        for name in names
+        if name in TITLES and importlib.util.find_spec(name) is None
+    ]
+    return found

@@ -1,0 +1,79 @@
+"""A run's copies in its backends: opened, and brought up to the run's folder until they are whole. A backend is imported where it is chosen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.backends import TITLES, Backend, RunGone
+from samewise.runner.tracking.link import TROUBLE
+
+_LOG = logging.getLogger("samewise.tracking")
+_LONGEST_WAIT_S = 5.0
+
+
+def open_backend(name: str, folder: RunFolder, settings: Mapping[str, Any]) -> Backend:
+    """The run's copy in one backend.
+
+    Args:
+        name: One of `TITLES`.
+        folder: The run's folder.
+        settings: `tracking`, with an absolute `uri`.
+    """
+    if name == "tensorboard":
+        from samewise.runner.tracking.tensorboard import TensorBoard
+
+        return TensorBoard(folder)
+    if name == "wandb":
+        from samewise.runner.tracking.wandb import WeightsAndBiases
+
+        return WeightsAndBiases(folder, settings)
+    from samewise.runner.tracking.sending import Sending
+    from samewise.runner.tracking.store import open_client
+
+    return Sending(folder, settings, open_client(settings["uri"]))
+
+
+class Copy:
+    """One backend's copy of a run, tried again until it is whole. What a backend does is no other's trouble.
+
+    Args:
+        name: The backend's.
+        folder: The run's folder.
+        settings: The config's `tracking`.
+    """
+
+    def __init__(self, name: str, folder: RunFolder, settings: dict[str, Any]) -> None:
+        self._name, self._folder, self._settings = name, folder, settings
+        self._backend: Backend | None = None
+        self.trouble = ""
+        self.is_complete = False
+        self.wait = 0.0
+
+    @property
+    def moved(self) -> float:
+        """When it last got anything (`time.monotonic`)."""
+        return self._backend.sent.moved if self._backend is not None else 0.0
+
+    def bring_up(self, *, ended: bool) -> None:
+        """Send what is new. A failure is written to the log once."""
+        if self.is_complete:
+            return
+        try:
+            if self._backend is None:
+                self._backend = open_backend(self._name, self._folder, self._settings)
+            self._backend.synchronise(alive=not ended)
+            if self.trouble:
+                _LOG.info("sending again")
+            self.trouble, self.is_complete = "", ended
+            self.wait = float(self._settings["send_every_s"])
+        except RunGone as error:
+            _LOG.warning("%s", error)
+            self.wait = 0.0
+        except Exception as error:  # whatever it is, the journal still holds what was not sent, and the next pass sends it
+            if (said := f"{type(error).__name__}: {error}"[:2000]) != self.trouble:
+                _LOG.warning("cannot send to %s%s %s", TITLES[self._name], TROUBLE, said)
+            self.wait = min(_LONGEST_WAIT_S, max(0.25, 2 * self.wait) if self.trouble else 0.25)
+            self.trouble = said

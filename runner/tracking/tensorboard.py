@@ -1,0 +1,102 @@
+"""Event files for TensorBoard, in the run's folder under tensorboard/. Imports tensorboard.
+
+They are made of the journal alone: a sender that starts writes them from the beginning and empties those of the sender before it, so each point is there
+once, whatever was killed, and nothing needs to be remembered. A TensorBoard that is open meanwhile drops what it had read: the new file says that a session
+starts at step 0 (`SessionLog.START`, as in tensorboard.backend.event_processing). It would never go on from a file that is gone, so the old ones stay, empty.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from PIL import Image
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from samewise.runner.config.tree import flat
+from samewise.runner.records.files import read_text
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.secrets import redact_values
+from samewise.runner.tracking import journal
+from samewise.runner.tracking.backends import Sent
+
+_EVENTS: Any = event_pb2  # protobuf makes its classes as it is imported
+_SUMMARY: Any = cast(Any, summary_pb2).Summary
+_PREFIX = "events.out.tfevents."
+_JOURNALS = ("metrics.jsonl", "system.jsonl")
+
+
+class TensorBoard:
+    """A run as TensorBoard shows it: scalars by optimizer step, the config as text and hyperparameters, pictures. Numbers are float32 there.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.sent = Sent()
+        self._place = folder.path / "tensorboard"
+        self._read: dict[str, int] = dict.fromkeys(_JOURNALS, 0)
+        self._pictures: dict[Path, int] = {}
+        self._step = 0
+        self._writer: EventFileWriter | None = None
+
+    def synchronise(self, *, alive: bool) -> Sent:
+        """Write what is new; the first time, all of it, in the place of older files."""
+        older = list(self._place.glob(f"{_PREFIX}*")) if self._writer is None else []
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self._place))
+            self._add(_EVENTS.Event(wall_time=time.time(), step=0, session_log=_EVENTS.SessionLog(status=_EVENTS.SessionLog.START)))
+            self._describe()
+        for name in _JOURNALS:
+            self._scalars(self.folder.path / name)
+        if not alive:
+            self._draw()
+        self._writer.flush()
+        for path in older:
+            os.truncate(path, 0)
+        return self.sent
+
+    def _add(self, event: Any) -> None:
+        assert self._writer is not None
+        self._writer.add_event(event)
+
+    def _describe(self) -> None:
+        config = redact_values(yaml.safe_load(read_text(self.folder.config) or "") or {})
+        text = yaml.safe_dump(config, sort_keys=False)
+        indented = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown's code block, which nothing in the text can end
+        now = time.time()
+        self._add(_EVENTS.Event(wall_time=now, summary=text_pb("config", indented)))
+        values = {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in flat(config, lists=False)}
+        self._add(_EVENTS.Event(wall_time=now, summary=hparams_pb(values, trial_id=self.folder.path.name)))
+
+    def _scalars(self, path: Path) -> None:
+        for entry, behind in journal.read_entries(path, offset=self._read[path.name]):
+            if entry.metrics:
+                values = [_SUMMARY.Value(tag=name, simple_value=value) for name, value in entry.metrics.items()]
+                self._add(_EVENTS.Event(wall_time=entry.time_ms / 1000, step=entry.step, summary=_SUMMARY(value=values)))
+                self.sent.metrics += len(values)
+                self._step = max(self._step, entry.step) if path.name == _JOURNALS[0] else self._step
+            self._read[path.name] = behind
+            self.sent.moved = time.monotonic()
+
+    def _draw(self) -> None:
+        """The pictures among the artifacts, as they are at the end."""
+        for path in sorted(self.folder.artifacts.rglob("*.png")):
+            changed = path.stat().st_mtime_ns
+            if path.is_symlink() or self._pictures.get(path) == changed:
+                continue
+            with Image.open(path, formats=["PNG"]) as picture:
+                width, height = picture.size
+            image = _SUMMARY.Image(width=width, height=height, encoded_image_string=path.read_bytes())
+            value = _SUMMARY.Value(tag=path.relative_to(self.folder.artifacts).with_suffix("").as_posix(), image=image)
+            self._add(_EVENTS.Event(wall_time=time.time(), step=self._step, summary=_SUMMARY(value=[value])))
+            self._pictures[path] = changed
+            self.sent.files += 1

@@ -1,0 +1,96 @@
+"""A run in Weights & Biases, online or, with WANDB_MODE=offline, as files in the run's folder that `wandb sync` uploads. Imports wandb.
+
+A value's step is a value of its own, `step`, by which all curves are drawn: W&B's own counter refuses what comes late. How much of the journal W&B has is in
+wandb.json beside it. wandb does not say what it has written until it ends, so what a sender logged that was killed is logged again, in the same W&B run at the
+same `step`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import wandb
+import yaml
+from wandb import Image, Settings
+
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_mapping, read_text, write_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.secrets import redact_values
+from samewise.runner.tracking import describing, journal
+from samewise.runner.tracking.backends import Sent
+
+_JOURNALS = ("metrics.jsonl", "system.jsonl")
+
+
+class WeightsAndBiases:
+    """A W&B run: metrics, the config, tags and pictures; checkpoints stay in the run's folder.
+
+    Args:
+        folder: The run's folder.
+        settings: `tracking`: `experiment` is the project's name, `run_name` the run's.
+    """
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.sent = Sent()
+        self._settings = settings
+        self._file = folder.path / "wandb.json"
+        known = read_mapping(self._file, shapes.WANDB)
+        self._id: str = known.get("id") or uuid.uuid4().hex
+        self._read: dict[str, int] = known.get("sent") or {}
+        self._status: str | None = known.get("status")
+        self._run: Any = None
+
+    def synchronise(self, *, alive: bool) -> Sent:
+        """Log what is new, and end the W&B run when the trainer has ended."""
+        sizes = {name: path.stat().st_size if (path := self.folder.path / name).exists() else 0 for name in _JOURNALS}
+        if all(self._read.get(name, 0) >= size for name, size in sizes.items()) and self._status in ("FINISHED", "FAILED") and not alive:
+            return self.sent  # all of it is there
+        if self._run is None:
+            self._run = self._begin()
+        for name in _JOURNALS:
+            self._metrics(self.folder.path / name)
+        if not alive:
+            for path in sorted(self.folder.artifacts.rglob("*.png")):
+                if not path.is_symlink():
+                    self._run.log({path.relative_to(self.folder.artifacts).with_suffix("").as_posix(): Image(str(path))})
+                    self.sent.files += 1
+            self._run.finish(exit_code=0 if self._status == "FINISHED" else 1)
+            self._run = None
+            write_json(self._file, {"id": self._id, "sent": self._read, "status": self._status})
+        return self.sent
+
+    def _begin(self) -> Any:
+        for name, value in {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
+            os.environ.setdefault(name, value)
+        config = cast(dict[str, Any], redact_values(yaml.safe_load(read_text(self.folder.config) or "") or {}))
+        run = wandb.init(
+            project=self._settings["experiment"],
+            name=self._settings.get("run_name") or describing.run_name(self.folder),
+            id=self._id,
+            resume="allow",
+            group=self.folder.path.absolute().parent.name,
+            dir=str(self.folder.path),
+            config={**config, "fingerprint": self.folder.path.name},
+            tags=[f"{name}:{value}"[:64] for name, value in redact_values(dict(self._settings.get("tags") or {})).items()],
+            settings=Settings(x_disable_stats=True, x_disable_meta=True, disable_git=True, disable_code=True, save_code=False),
+        )
+        run.define_metric("step", hidden=True)
+        run.define_metric("*", step_metric="step")
+        write_json(self._file, {"id": self._id, "sent": self._read, "status": self._status})  # the same W&B run, should this process be killed
+        return run
+
+    def _metrics(self, path: Path) -> None:
+        for entry, behind in journal.read_entries(path, offset=self._read.get(path.name, 0)):
+            self._status = entry.status or self._status
+            if entry.metrics:
+                self._run.log({**entry.metrics, "step": entry.step})
+                self.sent.metrics += len(entry.metrics)
+            self._read[path.name] = behind
+            self.sent.moved = time.monotonic()

@@ -1,0 +1,175 @@
+"""TensorBoard and Weights & Biases, read back by their own readers: each value once, whatever was killed; what is not installed or not known is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from PIL import Image
+
+from samewise.runner.cli import main
+from samewise.runner.config.schema import Tracking
+from samewise.runner.errors import ConfigError
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.journal import Journal
+from samewise.runner.tracking.tracker import open_tracker
+
+TRAINER = Path(__file__).with_name("tracking_trainer.py")
+Points = dict[str, list[tuple[int, float]]]
+
+
+def by_tensorboard(folder: RunFolder) -> tuple[Points, list[str]]:
+    """The scalars, and the names of the pictures, as TensorBoard itself reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import IMAGES, SCALARS, EventAccumulator
+
+    found = EventAccumulator(str(folder.path / "tensorboard"), size_guidance={SCALARS: 0, IMAGES: 0}).Reload()
+    names: dict[str, Any] = found.Tags()
+    return {name: [(one.step, one.value) for one in found.Scalars(name)] for name in names["scalars"]}, names["images"]
+
+
+def by_wandb(folder: RunFolder) -> tuple[Points, dict[str, Any]]:
+    """The values of all offline files by `step`, and the config."""
+    from wandb.proto import wandb_internal_pb2
+
+    internal: Any = wandb_internal_pb2
+    points, config = Points(), dict[str, Any]()
+    for path in sorted(folder.path.glob("wandb/offline-run-*/*.wandb")):
+        for raw in records(path.read_bytes()):
+            record = internal.Record()
+            record.ParseFromString(raw)
+            config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
+            row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
+            for name, value in row.items():
+                if name.startswith("train/"):
+                    points.setdefault(name, []).append((row["step"], float(value)))
+    return points, config
+
+
+def records(raw: bytes) -> list[bytes]:
+    """The records of a .wandb file: LevelDB's log, in blocks of 32 KiB, behind a head of 7 bytes; a torn one at the end is left out."""
+    found, parts, at = list[bytes](), b"", 7
+    while at + 7 <= len(raw):
+        if (left := -at % 32768) < 7 and left:
+            at += left
+        length, kind = struct.unpack_from("<HB", raw, at + 4)
+        parts += raw[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            found, parts = [*found, parts], b""
+    return found
+
+
+def made(path: Path, **settings: Any) -> RunFolder:
+    """A run that logged five steps, under settings that report nowhere yet."""
+    folder = RunFolder(path / "runs" / "tried" / "0123456789ab")
+    folder.create()
+    config = {"seed": 3, "optimizer": {"lr": 0.1}, "tracking": OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", experiment="tried", **settings))}
+    folder.config.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    log(folder, range(1, 6), resume=None)
+    (folder.artifacts / "valid").mkdir()
+    Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(folder.artifacts / "valid" / "seen.png")
+    return folder
+
+
+def log(folder: RunFolder, steps: range, *, resume: int | None) -> None:
+    journal = Journal(folder.metrics, resume_step=resume)
+    journal.status("RUNNING")
+    for step in steps:
+        journal.log({"train/loss": 1 / step}, step)
+    journal.status("FINISHED")
+    journal.close()
+
+
+def test_tensorboard_shows_each_value_once_however_often_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = made(tmp_path)
+    for _ in range(2):
+        assert main(["sync", "--to", "tensorboard"]) == 0
+    log(folder, range(3, 9), resume=3)  # a run that was killed, and went on from step 3
+    assert main(["sync", "--to", "tensorboard"]) == 0
+    points, pictures = by_tensorboard(folder)
+    assert points["train/loss"] == [(step, float(np.float32(1 / step))) for step in range(1, 9)]
+    assert pictures == ["valid/seen"]
+    assert sum(1 for path in (folder.path / "tensorboard").iterdir() if path.stat().st_size) == 1
+
+
+def test_a_tensorboard_that_is_open_shows_no_value_twice(tmp_path: Path) -> None:
+    """The reader stays, as the server does, while a second sender writes the files anew."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from samewise.runner.tracking.tensorboard import TensorBoard
+
+    folder = made(tmp_path)
+    TensorBoard(folder).synchronise(alive=True)
+    reader = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    time.sleep(1.1)  # the names of event files tell seconds
+    log(folder, range(6, 9), resume=6)
+    TensorBoard(folder).synchronise(alive=False)
+    assert [one.step for one in reader.Reload().Scalars("train/loss")] == list(range(1, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "read"), [("tensorboard", by_tensorboard), ("wandb", by_wandb)])
+def test_a_sender_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, backend: str, read: Callable[[RunFolder], tuple[Points, Any]]) -> None:
+    folder = made(tmp_path, enabled=True, report_to=[backend])
+    settings = OmegaConf.to_container(OmegaConf.structured(Tracking(experiment="tried", report_to=[backend], log_system=False, send_every_s=0.1)))
+    for last in (False, True):
+        command = [sys.executable, "-m", "samewise.runner.tracking.sender", str(folder.path), "--trainer", str(os.getpid())]
+        sender = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "WANDB_MODE": "offline"}, start_new_session=True)
+        assert sender.stdin is not None
+        sender.stdin.write(json.dumps(settings).encode() + b"\n")
+        sender.stdin.flush()
+        if last:
+            sender.stdin.write(b"end\n")
+            sender.stdin.close()
+            assert sender.wait(60) == 0
+        else:
+            marks = {"tensorboard": "tensorboard/events.*", "wandb": "wandb.json"}
+            while not list(folder.path.glob(marks[backend])):
+                assert sender.poll() is None
+                time.sleep(0.05)
+            os.killpg(sender.pid, signal.SIGKILL)
+            sender.wait()
+            log(folder, range(6, 9), resume=6)
+    points, _ = read(folder)
+    assert dict(points["train/loss"]) == pytest.approx({step: 1 / step for step in range(1, 9)})
+    assert len(points["train/loss"]) == 8 or backend == "wandb"  # to which what a killed sender had sent is sent again
+
+
+def test_wandb_offline_has_all_values_and_the_config_without_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = made(tmp_path, tags={"api_key": "hunter2", "who": "me"})
+    for _ in range(2):
+        assert main(["sync", "--to", "wandb"]) == 0
+    points, config = by_wandb(folder)
+    assert points["train/loss"] == [(step, 1 / step) for step in range(1, 6)]
+    assert config["optimizer"] == {"lr": 0.1}
+    assert not [path for path in folder.path.glob("wandb/**/*") if path.is_file() and b"hunter2" in path.read_bytes()]
+
+
+def test_a_backend_that_is_not_known_or_not_installed_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ConfigError, match=r"tracking.report_to: is not a tracking backend; hint: did you mean 'tensorboard'"):
+        open_tracker(folder, OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", report_to=["tensorbord"])), resume_step=None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    with pytest.raises(ConfigError, match=r"(?s)needs the package wandb.*pip install 'samewise\[wandb\]'"):
+        open_tracker(folder, OmegaConf.structured(Tracking(uri="sqlite:///runs/mlflow.db", report_to=["wandb"])), resume_step=None)
+
+
+def test_a_strangers_experiment_reports_to_no_account_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "theirs.yaml").write_text("# @package _global_\ndefaults: [resnet18_digits, _self_]\ntracking: {report_to: [wandb]}\n")
+    assert main(["check", "--static", "--config-dir", str(tmp_path), "experiment=theirs"]) == 2
+    assert "tracking.report_to" in capsys.readouterr().err
