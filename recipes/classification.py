@@ -105,6 +105,10 @@ class Classification(Recipe):
             batch |= default_collate([{name: value for name, value in record.items() if name not in batch} for record in records])
         return batch
 
+    def require(self, batch: Batch) -> None:
+        if self.num_classes is not None and batch["label"].dim() == 1:
+            _check_range(batch["label"], self.num_classes, f"there are {self.num_classes} classes")
+
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
         """The loss summed over the B images, in float32 whatever the precision of the model; `accuracy` counts those that it gets right as it trains."""
         logits = self._logits(model, batch)
@@ -308,15 +312,14 @@ class Classified(Prediction):
 
 
 def _check_range(labels: Tensor, classes: int, reason: str) -> None:
-    """One pass over B integers; the position is looked for only once one is known to be wrong."""
+    """One pass over B integers; which it is is looked for only once one is known to be wrong."""
     low, high = (int(end) for end in torch.aminmax(labels))
     if low < 0 or high >= classes:
-        position = int(((labels < 0) | (labels >= classes)).nonzero()[0])
         raise DataError(
             Problem(
                 "dataset",
-                f"the label at position {position} of a batch is out of range: {reason}",
-                int(labels[position]),
+                f"the label is out of range: {reason}",
+                int(labels[(labels < 0) | (labels >= classes)][0]),
                 f"0 to {classes - 1}",
                 "set dataset.num_classes to the number of classes, counted from 0",
             )

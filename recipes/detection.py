@@ -70,7 +70,7 @@ class Detection(Recipe):
         Raises:
             DataError: a sample of another form, an inverted box, one outside of its image, or a label out of range.
         """
-        records = [self._record(sample, position) for position, sample in enumerate(samples)]
+        records = [self._record(sample) for sample in samples]
         images = [record["image"] for record in records]
         same = len({image.shape for image in images}) == 1
         columns = {name: [record[name] for record in records] for name in records[0] if name != "image"}
@@ -116,14 +116,14 @@ class Detection(Recipe):
             Detected(_image(batch, place, found), image.cpu(), self.classes) for place, (image, found) in enumerate(zip(images, model(images), strict=True))
         ]
 
-    def _record(self, sample: Any, position: int) -> dict[str, Any]:
+    def _record(self, sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
             form = f"a dict with {sorted(map(str, sample))}" if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
             raise DataError(Problem("dataset", "a sample is not an image with boxes", form, "a dict with `image`, `boxes` and `labels`"))
         # plain tensors: the subclasses of tv_tensors would slow down every operation that follows
         record = {name: value.as_subclass(Tensor) if isinstance(value, Tensor) else value for name, value in sample.items()}
         image, boxes, labels = record["image"], record["boxes"], record["labels"]
-        where = f"image {record['image_id']}" if "image_id" in record else f"sample {position} of a batch"
+        where = f"image {record['image_id']}" if "image_id" in record else "the image"
         if not isinstance(image, Tensor) or image.dim() != 3:
             raise DataError(Problem("dataset", f"{where} is not a tensor", type(image).__name__, "a tensor [3, height, width]"))
         if boxes.dim() != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:

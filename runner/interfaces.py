@@ -108,6 +108,13 @@ class Recipe(abc.ABC):
         """Samples of the data set to one batch, on the CPU. Default: torch's `default_collate` of dicts."""
         return torch.utils.data.default_collate(list(samples))
 
+    def require(self, batch: Batch) -> None:
+        """Look at a batch on the CPU that the data set has made itself (`batch(indices)`), as `collate` looks at samples. Default: nothing.
+
+        Raises:
+            DataError: it has something that no sample may have.
+        """
+
     @abc.abstractmethod
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
         """The training loss of one micro-batch, the model in training mode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ class WithTransform(Dataset[Any]):
     """A data set whose samples pass through transforms, in the process that makes them: their `image` (or first element), or the whole if it holds boxes."""
 
     def __init__(self, dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> None:
-        self._dataset = dataset
+        self.inner = dataset
         self._transforms = tuple(transforms)
 
     @staticmethod
@@ -24,10 +25,10 @@ class WithTransform(Dataset[Any]):
         return WithTransform(dataset, transforms) if transforms else dataset
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.inner)
 
     def __getitem__(self, index: int) -> Any:
-        sample = self._dataset[index]
+        sample = self.inner[index]
         if isinstance(sample, Mapping):
             if "image" not in sample or _must_move_together(sample):
                 return self._transformed(sample)
@@ -38,6 +39,21 @@ class WithTransform(Dataset[Any]):
         for transform in self._transforms:
             value = transform(value)
         return value
+
+
+def without_transforms(dataset: Any) -> Any:
+    """The user's own data set."""
+    return dataset.inner if isinstance(dataset, WithTransform) else dataset
+
+
+def sample_name(dataset: Any, index: int) -> str:
+    """What a person is told of a sample: `sample 17`, with its file where the data set has a method `path(index)`, or torchvision's `samples`."""
+    inner = without_transforms(dataset)
+    try:
+        file = inner.path(index) if callable(getattr(inner, "path", None)) else inner.samples[index][0]
+    except Exception:  # it has neither, or they are something else
+        file = None
+    return f"sample {index} ({file})" if isinstance(file, str | os.PathLike) else f"sample {index}"
 
 
 def _must_move_together(sample: Mapping[Any, Any]) -> bool:

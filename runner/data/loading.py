@@ -5,6 +5,7 @@ So neither the number of workers, nor prefetching, nor the process that makes a 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import warnings
@@ -20,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from samewise.runner.data import streams
+from samewise.runner.data.dataset import sample_name, without_transforms
 from samewise.runner.data.drawn import Drawn
 from samewise.runner.data.order import Order
 from samewise.runner.data.plan import Plan
@@ -62,7 +64,9 @@ class Failure:
 class KeyedDataset(Dataset[Any]):
     """Answers a `Key` with a collated batch. A data set with a `batch(indices)` method (in memory, nothing random) is asked once."""
 
-    def __init__(self, dataset: Any, collate: Collate, *, seed: int, stream: str, name: str = "dataset") -> None:
+    def __init__(
+        self, dataset: Any, collate: Collate, *, seed: int, stream: str, name: str = "dataset", require: Callable[[Batch], None] = lambda batch: None
+    ) -> None:
         self._name = name
         self._dataset = dataset
         self._collate = collate
@@ -70,6 +74,7 @@ class KeyedDataset(Dataset[Any]):
         self._stream = stream
         self._whole = getattr(dataset, "batch", None)
         self._drawn = Drawn()
+        self._require = require
 
     def __getitem__(self, key: Key) -> Batch | Failure:
         if self._whole is not None:
@@ -81,22 +86,42 @@ class KeyedDataset(Dataset[Any]):
         samples = list[Any]()
         try:
             if self._whole is not None:
-                return self._whole(key.indices)
+                batch = self._whole(key.indices)
+                self._require(batch)
+                return batch
             for offset, index in enumerate(key.indices):
                 if seeded:
                     streams.enter(self._seed, self._stream, key.epoch, key.start + offset, index, generators=seeded)
                 samples.append(self._dataset[index])
             return self._collate(samples)
         except SamewiseError as error:
-            return Failure(error.problems)
+            if self._whole is not None:
+                with contextlib.suppress(Exception):
+                    samples = [self._dataset[index] for index in key.indices]
+            return Failure(error.problems if len(samples) < len(key.indices) else self._located(error, key.indices, samples))
         except SystemExit as error:
-            message, where = ends_process(type(self._dataset).__name__, error)
+            message, where = ends_process(type(without_transforms(self._dataset)).__name__, error)
             return Failure((Problem(self._name, message, hint=where),))
         except Exception as error:  # a worker's traceback cannot follow it: say where it was raised
-            at = f"at sample {key.indices[len(samples)]}" if len(samples) < len(key.indices) else f"over samples {', '.join(map(str, key.indices))}"
-            return Failure(
-                (Problem(self._name, f"{type(self._dataset).__name__} fails {at}: {type(error).__name__}: {in_short(error)}", hint=raised_at(error)),)
-            )
+            is_alone = len(samples) < len(key.indices)
+            at = f"at {sample_name(self._dataset, key.indices[len(samples)])}" if is_alone else f"over samples {', '.join(map(str, key.indices))}"
+            who = type(without_transforms(self._dataset)).__name__
+            return Failure((Problem(self._name, f"{who} fails {at}: {type(error).__name__}: {in_short(error)}", hint=raised_at(error)),))
+
+    def _located(self, error: SamewiseError, indices: Sequence[int], samples: Sequence[Any]) -> tuple[Problem | str, ...]:
+        """What is wrong with a batch, and with which sample: the first that cannot be collated alone, else the first that cannot beside the batch's first."""
+        names = [sample_name(self._dataset, index) for index in indices]
+        alone = ((name, [sample]) for name, sample in zip(names, samples, strict=True))
+        beside = ((f"{name} beside {names[0]}", [samples[0], sample]) for name, sample in zip(names[1:], samples[1:], strict=True))
+        for where, some in (*alone, *beside):
+            try:
+                self._collate(some)
+            except SamewiseError as found:
+                of_data = {"dataset": self._name}
+                return tuple(replace(one, path=of_data.get(one.path, one.path), message=f"{where}: {one.message}") for one in found.problems)
+            except Exception:  # fewer than it can collate
+                continue
+        return error.problems
 
 
 class _Keys:

@@ -232,7 +232,12 @@ def _splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]:
             dataset = make(f"dataset.{name}")
         transforms = [make(f"transforms.{stage}.sample.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
         keyed = KeyedDataset(
-            WithTransform.of(dataset, transforms), recipe.collate, seed=cfg.seed, stream="sample" if name == "train" else "eval", name=f"dataset.{name}"
+            WithTransform.of(dataset, transforms),
+            recipe.collate,
+            seed=cfg.seed,
+            stream="sample" if name == "train" else "eval",
+            name=f"dataset.{name}",
+            require=recipe.require,
         )
         splits[name] = Split(name, dataset, keyed)
     return splits

@@ -215,14 +215,14 @@ def test_a_label_out_of_range_is_named_when_it_is_loaded(label: int):
     samples = [(torch.zeros(1, 2, 2), value) for value in (0, 9, label)]
     with pytest.raises(DataError) as caught:
         Classification(num_classes=10).collate(samples)
-    assert "position 2" in str(caught.value)
+    assert "there are 10 classes" in str(caught.value)
     assert str(label) in str(caught.value)
     assert "0 to 9" in str(caught.value)
 
 
 def test_without_num_classes_the_first_batch_is_checked_against_the_outputs_of_the_model():
     batch = {"image": torch.zeros(2, 1, 2, 2), "label": torch.tensor([3, 12])}
-    with pytest.raises(DataError, match=r"position 1(.|\n)*10 outputs(.|\n)*12"):
+    with pytest.raises(DataError, match=r"the label is out of range: the model has 10 outputs(.|\n)*12"):
         Classification().loss(Fixed(torch.zeros(2, 10)), batch, Phase())
 
 
