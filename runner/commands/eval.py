@@ -73,5 +73,5 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
         scores = measure_split(run, args.split, model)
         metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
         if prefix == drawn:
-            draw(scores, pictures)
+            draw(scores, pictures, inside=None if args.pictures else folder.path)
     return step, metrics, pictures, left_out(run, args.split)

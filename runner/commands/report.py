@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_project, add_trust, project_from
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.files import require_no_link
 
 if TYPE_CHECKING:
     from samewise.runner.records.sweep_folder import SweepFolder
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(home: Path, files: Mapping[str, str]) -> list[Path]:
+    require_no_link(home, *(home / name for name in files))
     try:
         home.mkdir(exist_ok=True)
         for name, text in files.items():
@@ -134,9 +136,10 @@ def _log(folder: SweepFolder, written: Sequence[Path]) -> None:
         return
 
     prepare_environment()
+    from samewise.runner.tracking.address import in_words
     from samewise.runner.tracking.reports import log_report
 
     try:
         log_report(folder.id, written, settings)
     except Exception as error:  # whatever the store or the network did
-        print(f"the report could not be logged to MLflow: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+        print(f"the report could not be logged to MLflow: {in_words(str(error))}", file=sys.stderr)

@@ -29,7 +29,8 @@ def write_atomically(path: Path, data: bytes | str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     raw = data.encode() if isinstance(data, str) else data
     try:
-        with open(temporary, "wb") as handle:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as handle:  # not through a link that someone has put there
             handle.write(raw)
             handle.flush()
             os.fsync(handle.fileno())
@@ -47,6 +48,16 @@ def fsync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def require_no_link(*paths: Path) -> None:
+    """Refuse what is about to be written where it is a link: in a folder that someone else made it may lead to any file of the user's.
+
+    Raises:
+        DamagedFile: one is.
+    """
+    if found := next((path for path in paths if path.is_symlink()), None):
+        raise damaged(found, "it is a link, which may lead to any file of yours")
 
 
 def set_aside(path: Path, why: str) -> Path:

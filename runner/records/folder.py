@@ -9,6 +9,10 @@ from pathlib import Path
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError
 from samewise.runner.records import locks
+from samewise.runner.records.files import require_no_link
+
+APPENDED = ("metrics.jsonl", "system.jsonl", "trace.jsonl", "sender.log")
+"""Files of a run that are written on; the others are replaced."""
 
 
 def latest(first: Path) -> Path:
@@ -102,7 +106,9 @@ class RunFolder:
 
         Raises:
             ConfigError: it cannot be written.
+            DamagedFile: where something is written there is a link.
         """
+        require_no_link(self.artifacts, self.lock, *(self.path / name for name in APPENDED))
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.artifacts.mkdir(exist_ok=True)

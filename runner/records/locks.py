@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from samewise.runner.records.files import open_to_read
+from samewise.runner.records.files import open_to_read, require_no_link
 
 
 class Held(Exception):
@@ -34,10 +34,11 @@ def hold(path: Path, *, wait: bool = False, sign: bool = True) -> Generator[Call
 
     Raises:
         Held: another process holds it, and `wait` is false.
-        DamagedFile: a folder or a pipe is in its place.
+        DamagedFile: a folder, a pipe or a link is in its place.
     """
     from filelock import FileLock, Timeout
 
+    require_no_link(path)
     if (there := open_to_read(path)) is not None:
         there.close()
     lock = FileLock(path, fallback_to_soft=False, on_acquired=_sign if sign else None)

@@ -16,6 +16,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.loading import Loader, evaluation_keys
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Scores
+from samewise.runner.records.files import require_no_link
 from samewise.runner.training.run import Run, Split
 
 
@@ -36,10 +37,17 @@ def validate(run: Run) -> dict[str, Scores]:
     return {f"{prefix}valid": measure_split(run, "valid", model) for prefix, model in models_to_evaluate(run).items()}
 
 
-def draw(scores: Scores, folder: Path) -> None:
-    """Write what a person would look at into `folder`. A picture that cannot be drawn is no reason to lose a run: a warning says why."""
+def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
+    """Write what a person would look at. A picture that cannot be drawn is no reason to lose a run: a warning says why.
+
+    Args:
+        scores: They draw.
+        folder: Made where it is missing; no link in it is written through.
+        inside: The run's folder where it lies in it: no link leads out of that.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        require_no_link(*folder.iterdir(), *(one for one in (folder, *folder.parents) if inside in one.parents))
         scores.save_pictures(folder)
     except Exception as error:
         reason = f"not all pictures could be drawn: {type(error).__name__}: {first_line(error)}"

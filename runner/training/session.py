@@ -145,7 +145,7 @@ def _leave_results(run: Run) -> None:
     scores = run.recorder.scores or validate(run)  # resumed after the last evaluation: its scores were not saved
     if run.strategy.peers.is_main:
         for name, score in scores.items():
-            draw(score, run.folder.artifacts / name)
+            draw(score, run.folder.artifacts / name, inside=run.folder.path)
 
 
 def _close(run: Run, status: str) -> None:

@@ -115,6 +115,52 @@ def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(sa
     assert samewise(*given).returncode == 2
 
 
+LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("is_there", [True, False], ids=["to a file", "to nothing"])
+def test_training_writes_through_no_link_in_the_run_s_folder(samewise, run, tmp_path, name, is_there) -> None:
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints")  # it begins anew, and would write each of them from the start
+    if (run / name).is_dir():
+        shutil.rmtree(run / name)
+    (run / name).unlink(missing_ok=True)
+    mine = tmp_path / "mine"
+    if is_there:
+        mine.write_text("mine\nwithout an end")
+    (run / name).symlink_to(mine)
+    done = samewise("train", *TINY, "name=one")
+    assert done.returncode == 2, done.stdout
+    assert f"{name}: is damaged: it is a link, which may lead to any file of yours" in done.stderr
+    assert mine.exists() == is_there
+    assert not is_there or mine.read_text() == "mine\nwithout an end"
+
+
+def test_pictures_and_reports_are_written_through_no_link(samewise, run, sweep, tmp_path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.write_text("mine")
+    other.mkdir()
+    pictures = run / "eval" / "valid-00000002"
+    for made, target in (
+        (pictures / "confusion_matrix.png", mine),
+        (pictures, other),
+        (run / "eval", other),
+        (sweep / "report" / "index.html", mine),
+        (sweep / "report", other),
+    ):
+        shutil.rmtree(made.parent, ignore_errors=True) if made.parent not in (run, sweep) else shutil.rmtree(made, ignore_errors=True)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.symlink_to(target)
+        of_run = run in made.parents
+        done = samewise("eval", run) if of_run else samewise("report", sweep, "--no-mlflow")
+        assert done.returncode == (0 if of_run else 2), done.stderr
+        assert f"{made}: is damaged: it is a link" in done.stderr
+        assert mine.read_text() == "mine"
+        assert not [*other.rglob("*.*")]
+        made.unlink()
+
+
 @pytest.mark.parametrize("command", ["eval", "verify", "report", "sweep", "status", "cancel"])
 def test_what_cannot_be_read_is_not_signed(samewise, run, sweep, command) -> None:
     of_run = command in ("eval", "verify")
