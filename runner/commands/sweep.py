@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from samewise.runner.launchers.base import Launcher
     from samewise.runner.records.sweep_folder import SweepFolder
     from samewise.runner.sweep.carried_out import Ready
+    from samewise.runner.sweep.results import PointResult
 
 EXAMPLES = """examples:
   samewise sweep experiment=resnet18_digits optimizer.lr=0.03,0.1,0.3 'seed=range(5)'
@@ -195,4 +197,21 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
     else:
         print_settings(folder, found, more=f"samewise report {folder.path}")
         print_pages(folder, found)
+    _tell_what_is_not_sent(folder, found)
     return int(any(one.state is State.failed for one in found))
+
+
+def _tell_what_is_not_sent(folder: SweepFolder, found: Sequence[PointResult]) -> None:
+    """One line of the runs that MLflow has not all of: each of them said so in a log of its own."""
+    from samewise.runner.records.folder import RunFolder
+    from samewise.runner.tracking.address import without_password
+    from samewise.runner.tracking.backends import reported_to
+    from samewise.runner.tracking.link import last_trouble
+    from samewise.runner.tracking.progress import is_behind
+
+    facts = folder.facts
+    runs = [RunFolder(Path(one.point.folder)) for one in found] if "mlflow" in reported_to(facts["tracking"]) else []
+    if behind := [run for run in runs if is_behind(run)]:
+        why = next(filter(None, (last_trouble(run.path) for run in behind)), "")
+        words = f"warning: not everything of {len(behind)} of {len(runs)} runs has reached {without_password(str(facts['tracking']['uri']))} yet{why}"
+        print(f"{words}; run `samewise sync --run-root {facts['run_root']}` to send the rest", file=sys.stderr)

@@ -48,9 +48,9 @@ class SyncResult:
             place = f"the MLflow run {self.mlflow_run_id}" if self.backend == "mlflow" else TITLES[self.backend]
             return f"{self.run}: sent {self.metrics} metrics and {self.files} files to {place}"
         if self.state == "in_progress":
-            return f"{self.run}: in progress; its own sender sends it"
+            return f"{self.run}: in progress; its own sender sends it{self.error or ''}"
         if self.state == "ending":
-            return f"{self.run}: training has ended, and its own sender is still sending it; run the command again when that has finished"
+            return f"{self.run}: training has ended, and its own sender is still sending{self.error or ''}; run the command again when that has finished"
         if self.state == "disabled":
             return f"{self.run}: tracking.enabled is false"
         return f"{self.run}: could not be sent: {self.error}"
@@ -110,6 +110,9 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
 
 
 def _copy(folder: RunFolder, backend: str, settings: dict[str, Any], args: argparse.Namespace) -> SyncResult:
+    from samewise.runner.tracking.address import in_words
+    from samewise.runner.tracking.link import last_trouble
+
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
         if backend == "mlflow":
@@ -120,11 +123,12 @@ def _copy(folder: RunFolder, backend: str, settings: dict[str, Any], args: argpa
         with locks.hold(folder.sending):
             return _synchronise(folder, backend, settings, name)
     except locks.Held:
-        return SyncResult(name, "in_progress" if locks.holder(folder.lock) else "ending", backend)
+        is_training = locks.holder(folder.lock) is not None
+        return SyncResult(name, "in_progress" if is_training else "ending", backend, error=last_trouble(folder.path) or None)
     except SamewiseError:
         raise
     except Exception as error:  # whatever the store or the network did; the next `sync` continues from there
-        return SyncResult(name, "failed", backend, error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        return SyncResult(name, "failed", backend, error=in_words(f"{type(error).__name__}: {error}"))
 
 
 def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], name: str) -> SyncResult:

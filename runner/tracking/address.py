@@ -14,6 +14,9 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 _SQL = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
 _MAKE_ONE = "samewise train experiment=resnet18_digits"
 _REMOTE = ("http", "https")
+REFUSED = "the server refuses you"
+_SHOWN = 300
+"""Letters of what MLflow says."""
 _EXAMPLES = "sqlite:///runs/mlflow.db, http://HOST:5000 or postgresql+psycopg2://USER@HOST/DATABASE"
 
 
@@ -105,6 +108,18 @@ def sqlite_file(uri: str) -> Path | None:
 def without_password(uri: str) -> str:
     """The URI as it may be shown and stored."""
     return re.sub(r"^([^/]*://[^/@:]*:)[^/@]+@", r"\1***@", uri)
+
+
+def in_words(said: str) -> str:
+    """What MLflow's client says of a failure, on one line; where a server asks who one is, what to do."""
+    refused = re.search(r"failed with error code (401|403)\b", said)
+    if refused is None:
+        line = " ".join(said.split())
+        return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
+    which = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+    if refused[1] == "401":
+        return f"{REFUSED} (HTTP 401, not logged in): set {which}"
+    return f"{REFUSED} (HTTP 403, not allowed): set {which}, to those of a user who may"
 
 
 def _package(module: str) -> str:

@@ -20,7 +20,8 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.utils import request_utils
 
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line, in_short
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, in_short
+from samewise.runner.tracking.address import in_words
 
 ANSWER = ("SAMEWISE_MAX_ANSWER_BYTES", 64 << 20)
 """The environment variable that limits an answer that is held in memory, and its value without it. A command's together may be `_ANSWERS` times that."""
@@ -198,7 +199,7 @@ def asking(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
         raise
     except Exception as error:
         known = isinstance(error, MlflowException | OSError)
-        reason = str(taken.refused) if taken.refused else first_line(error) if known else f"its answer cannot be understood: {in_short(error)}"
+        reason = str(taken.refused) if taken.refused else in_words(str(error)) if known else f"its answer cannot be understood: {in_short(error)}"
         raise ConfigError(told(reason)) from None
     finally:
         _command.remove(taken)

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from samewise.runner.tracking.address import in_words
+
 _LOG = logging.getLogger("samewise.tracking")
 SHARED = "SAMEWISE_SENDERS"
 """A variable: the socket of a process that forks senders; see `sender_parent`."""
@@ -26,7 +28,6 @@ SHARED = "SAMEWISE_SENDERS"
 LOG = "sender.log"
 TROUBLE = ", retrying:"
 _TAIL = 8192
-_SHOWN = 300
 
 
 class Link(abc.ABC):
@@ -64,18 +65,28 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
         return None
 
 
-def last_trouble(folder: Path) -> str:
-    """Why the sender of a run could not send, as its log ends, in words to put behind a sentence; nothing where it does not say."""
+def last_trouble(folder: Path, *, since: int = 0) -> str:
+    """Why the sender of a run could not send, as its log ends, in words to put behind a sentence; nothing where it does not say.
+
+    Args:
+        folder: The run's.
+        since: The byte of the log from which on.
+    """
     try:
         with open(folder / LOG, "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL))
+            log.seek(max(since, os.fstat(log.fileno()).st_size - _TAIL))
             _, found, told = log.read().decode(errors="replace").rpartition(TROUBLE)
     except OSError:
         return ""
-    reason = " ".join(told.split("\n")[0].split())[:_SHOWN] if found else ""
-    if "401" in reason or "403" in reason:
-        reason += " (the server wants a name and password, or a token: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN)"
-    return f": {reason}" if reason else ""
+    return f": {in_words(told.split(chr(10))[0])}" if found else ""
+
+
+def log_size(folder: Path) -> int:
+    """How long the sender's log is, in bytes."""
+    try:
+        return (folder / LOG).stat().st_size
+    except OSError:
+        return 0
 
 
 @final

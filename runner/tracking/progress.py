@@ -8,7 +8,7 @@ from typing import Any
 
 from samewise.runner.errors import DamagedFile, TrainingError
 from samewise.runner.records import shapes
-from samewise.runner.records.files import read_json, set_aside, write_json
+from samewise.runner.records.files import read_json, read_mapping, set_aside, write_json
 from samewise.runner.records.folder import RunFolder
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -64,6 +64,12 @@ def load(folder: RunFolder) -> TrackingState:
         kept = set_aside(folder.tracking, "damaged").name
         _LOG.warning("%s; everything is sent to a new MLflow run; the old file is kept as %s", replace(error.problems[0], hint=""), kept)
         return TrackingState()
+
+
+def is_behind(folder: RunFolder) -> bool:
+    """Whether the journal holds what has not been sent."""
+    sent = read_mapping(folder.tracking, shapes.TRACKING).get("sent") or {}
+    return folder.metrics.exists() and sent.get(folder.metrics.name, 0) < folder.metrics.stat().st_size
 
 
 def _made(value: dict[str, Any]) -> TrackingState:

@@ -16,7 +16,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
-from samewise.runner.tracking.address import check_uri, sqlite_file, without_password
+from samewise.runner.tracking.address import REFUSED, check_uri, sqlite_file, without_password
 from samewise.runner.tracking.backends import TITLES, problems, reported_to
 from samewise.runner.tracking.journal import Journal
 
@@ -106,6 +106,8 @@ class WithSender(Tracker):
         self._settings = settings
         self._sender: link.Link | None = None
         self._starts = 0
+        self._log_began = link.log_size(folder.path)
+        self._told = False
 
     def start(self) -> None:
         """Begin, and start the sender."""
@@ -113,9 +115,13 @@ class WithSender(Tracker):
         self._start_sender()
 
     def before_checkpoint(self, step: int) -> None:
-        """Make durable what was logged; start the sender again if something ended it."""
+        """Make durable what was logged; start the sender again if something ended it. Say once that the server refuses this user, which no later try mends."""
         super().before_checkpoint(step)
         self._revive()
+        trouble = "" if self._told else link.last_trouble(self.folder.path, since=self._log_began)
+        if REFUSED in trouble:
+            self._told = True
+            _LOG.warning("nothing is sent to %s%s; training goes on", without_password(self._settings["uri"]), trouble)
 
     def finish(self, status: str) -> None:
         """End, and wait up to `flush_timeout_s` for the sender to send everything."""
@@ -126,7 +132,7 @@ class WithSender(Tracker):
         if sender is None or not sender.tell_end() or not link.waited(sender, float(self._settings["flush_timeout_s"])):
             words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
             names = [without_password(self._settings["uri"]) if name == "mlflow" else TITLES[name] for name in reported_to(self._settings)]
-            _LOG.warning(words, " and ".join(names), link.last_trouble(self.folder.path), self.folder.path)
+            _LOG.warning(words, " and ".join(names), link.last_trouble(self.folder.path, since=self._log_began), self.folder.path)
 
     def run_id(self) -> str | None:
         """The MLflow run's id, once the sender has made the run."""
