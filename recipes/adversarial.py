@@ -57,6 +57,8 @@ class GenerativeAdversarial(Recipe):
         compared: How many images, real and generated, the energy distance compares: the first of the split.
     """
 
+    gives = "images made of noise, with numbers from -1 to 1"
+
     def __init__(self, *, noise: int = 64, loss: LossName = "non_saturating", compared: int = 1024) -> None:
         if noise < 1:
             raise ConfigError(Problem("recipe.noise", "is not a valid length", noise, "a whole number of at least 1"))

@@ -62,6 +62,8 @@ class Classification(Recipe):
             evaluation; None: cross-entropy.
     """
 
+    gives = "one row of scores for each sample; softmax makes probabilities of them, and the largest names the class"
+
     def __init__(
         self,
         *,

@@ -55,6 +55,7 @@ class Detection(Recipe):
         shown: How many images of an evaluation are drawn with their boxes.
     """
 
+    gives = "boxes (x1, y1, x2, y2) in pixels, their labels from 1 on, and their scores; of a module, what that gives"
     takes = "images"
     extensions = EXTENSIONS
 

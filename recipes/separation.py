@@ -73,6 +73,7 @@ class Separation(Recipe):
             signal on one core.
     """
 
+    gives = "one signal for each speaker, in no order, whose loudness means nothing, at recipe.sample_rate Hz"
     takes = "recordings"
     extensions = EXTENSIONS
 

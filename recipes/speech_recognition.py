@@ -52,6 +52,10 @@ class SpeechRecognition(Recipe):
         sample_rate: For the time axis of pictures, in Hz; None: none.
     """
 
+    gives = (
+        "for each frame a score of the blank (0) and of each of recipe.letters (from 1 on); greedy decoding takes the best of each frame, "
+        "of neighbours that are alike one, and leaves out the blanks"
+    )
     takes = "recordings"
     extensions = EXTENSIONS
 

@@ -71,6 +71,7 @@ class Vocoder(Recipe):
             of speech at best.
     """
 
+    gives = "at each time the scores of the next sample: of n_classes steps of mu-law, or a mixture of logistic distributions, as recipe.output says"
     takes = "recordings"
     extensions = EXTENSIONS
 

@@ -96,6 +96,9 @@ class Recipe(abc.ABC):
     takes: str = "files of its own kind"
     """What `read` takes, in a word: `images`."""
 
+    gives: str = ""
+    """How to read what the model gives, for those who run it elsewhere: `a row of logits for each image`."""
+
     extensions: Sequence[str] = ()
     """How the names of such files end: those in a folder that `predict` is given. Empty: folders are refused."""
 
@@ -350,7 +353,8 @@ class Callback(abc.ABC):
 
 def batch_size(batch: Batch) -> int:
     """B: the length of the first tensor or list in the batch."""
-    return len(next(iter(batch.values())))
+    first = next(iter(batch.values()))
+    return first.shape[0] if isinstance(first, Tensor) else len(first)  # torch.export leaves a shape free; len fixes it
 
 
 def class_names(dataset: Any) -> list[str]:

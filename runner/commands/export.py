@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="which checkpoint to use (default: best)")
     parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
     parser.add_argument("--module", metavar="NAME", help="export this module of the model, such as backbone (default: the model that the recipe calls)")
+    parser.add_argument("--bare", action="store_true", help="leave out the batch transforms before the model, such as normalising (default: they are in it)")
     help_ = "refuse a format whose results are further off than this share of the largest number (default: 1e-4)"
     parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
@@ -86,6 +87,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> t
     from omegaconf import OmegaConf
 
     from samewise.runner.config import project
+    from samewise.runner.data import streams
     from samewise.runner.exports.call import observe
     from samewise.runner.records import shapes
     from samewise.runner.records.files import read_json
@@ -97,15 +99,22 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> t
     prefix = f"{args.weights}/" if args.weights else ""
     if args.weights:
         require_weights(args.weights, (name.rstrip("/") for name in models if name))
-    call = observe(run.recipe, models[prefix].eval(), first_batch(run, "valid"), args.module)
+    loaded = first_batch(run, "valid")
+    streams.enter(run.seed, "eval", 0)
+    call = observe(run.recipe, models[prefix].eval(), loaded, run.transforms["eval"], module=args.module, whole=not args.bare)
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
+    environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}
+    data: dict[str, Any] = environment.get("data", {})
     cfg: Any = OmegaConf.to_container(composed.cfg, resolve=True, enum_to_str=True)
     about = {
         "experiment": composed.name,
         "run": folder.path.name,
         "step": step,
         "metrics": (summary.get("metrics") or {}).get("best", {}),
-        "classes": (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", []),
+        "data": {split: {name: value for name, value in one.items() if name != "classes"} for split, one in data.items()},
+        "environment": {name: environment[name] for name in ("python", "versions", "cpu") if name in environment},
+        "classes": data.get("train", {}).get("classes", []),
+        "gives": run.recipe.gives,
         "model": cfg["model"],
         "transforms": cfg["transforms"]["eval"],
         "recipe": cfg["recipe"],

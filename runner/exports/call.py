@@ -14,11 +14,30 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.exports.compared import difference
 from samewise.runner.interfaces import Batch, Recipe
 
 
 class _Enough(BaseException):
     """Ends what calls the model after its first call; no recipe catches it."""
+
+
+Transform = Callable[[Batch], Batch]
+
+
+@dataclass(frozen=True)
+class Before:
+    """What comes before the model, from the entries of a batch as it is loaded to those that the model is called with.
+
+    Args:
+        transform: The batch transforms of evaluation.
+        takes: The names of the entries that it needs.
+        gives: The names of those that the model is called with, in the order of the call.
+    """
+
+    transform: Transform
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
 
 
 class Function(nn.Module):
@@ -28,16 +47,21 @@ class Function(nn.Module):
         model: In eval mode.
         args: Of the call, tensors in lists and dicts.
         kwargs: Likewise, by name.
+        before: What goes into it as well; None: nothing.
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], before: Before | None = None) -> None:
         super().__init__()
         self.model = model
+        self._before = before
         leaves, self._form = pytree.tree_flatten((args, kwargs))
         self._plain = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if self._before:
+            batch = self._before.transform(dict(zip(self._before.takes, tensors, strict=True)))
+            tensors = tuple(batch[name] for name in self._before.gives)
         leaves = list(self._plain)
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = tensor
@@ -54,15 +78,17 @@ class Call:
         function: It.
         inputs: By name, as `forward` names its arguments: `x`, `images.0`.
         outputs: By name: `output`, or by their place in what the model returns: `output.0.boxes`.
+        whole: Whether the batch transforms of evaluation are in it.
     """
 
     part: str
     function: Function
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
+    whole: bool = False
 
 
-def observe(recipe: Recipe, model: nn.Module, batch: Batch, module: str | None = None) -> Call:
+def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transform, *, module: str | None = None, whole: bool = True) -> Call:
     """How a recipe calls its model on a batch: to predict, or else to measure it, or else which part of it to measure it.
 
     The outputs are the model's own, without autocast.
@@ -70,12 +96,15 @@ def observe(recipe: Recipe, model: nn.Module, batch: Batch, module: str | None =
     Args:
         recipe: Predicts from the batch, or measures the model on it, up to the first call.
         model: In eval mode.
-        batch: As an evaluation has it.
+        loaded: A batch of an evaluation, before its transforms.
+        transform: Those.
         module: The name of a module within the model, to be taken instead of it.
+        whole: Take the transforms into it, where the model is called with entries of the batch as they leave them.
 
     Raises:
         ConfigError: there is no such module; or it calls neither the model nor a part of it with a tensor.
     """
+    batch = transform(loaded)
     parts = dict(model.named_modules())
     if module is not None and module not in parts:
         raise ConfigError(Problem("--module", "the model has no such module", module, ", ".join(dict(model.named_children())), nearest(module, list(parts))))
@@ -83,7 +112,7 @@ def observe(recipe: Recipe, model: nn.Module, batch: Batch, module: str | None =
     ways: list[tuple[Callable[[nn.Module, Batch], object], dict[str, nn.Module]]] = [(recipe.predict, wanted), (recipe.measure, wanted)]
     if module is None:
         ways.append((recipe.measure, dict(model.named_children())))
-    part, args, kwargs = next(filter(None, (_first_call(use, model, batch, parts) for use, parts in ways)), ("", (), {}))
+    part, args, kwargs, entries = next(filter(None, (_first_call(use, model, batch, parts) for use, parts in ways)), ("", (), {}, ()))
     called = model.get_submodule(part)
     inputs = dict(zip(_names(called, args, kwargs), (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), strict=True))
     if not inputs:
@@ -93,17 +122,52 @@ def observe(recipe: Recipe, model: nn.Module, batch: Batch, module: str | None =
     with torch.no_grad():
         returned = called(*pytree.tree_map_only(Tensor, torch.clone, args), **pytree.tree_map_only(Tensor, torch.clone, kwargs))
     outputs = {_joined("output", path): leaf for path, leaf in pytree.tree_leaves_with_path(returned) if isinstance(leaf, Tensor)}
+    before = _before(loaded, transform, entries) if whole and not part else None
+    if before:
+        together = Function(called, args, kwargs, before).eval()
+        raw = {name: loaded[name].detach().clone() for name in before.takes}
+        with torch.no_grad():
+            if difference(outputs, dict(zip(outputs, together(*raw.values()), strict=True))) is None:
+                return Call(part, together, raw, outputs, whole=True)
     return Call(part, function, inputs, outputs)
+
+
+def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]) -> Before | None:
+    """The fewest entries of a batch that its transforms need for those that the model is called with; None where those are no entries of it."""
+    gives = tuple(name for name in entries if name is not None)
+    if len(gives) != len(entries):
+        return None
+    takes = [name for name, value in loaded.items() if isinstance(value, Tensor)]
+
+    def made(names: list[str]) -> list[Tensor] | None:
+        try:
+            batch = transform({name: loaded[name] for name in names})
+            return [batch[name] for name in gives]
+        except Exception:  # it needs what it was not given
+            return None
+
+    with torch.no_grad():
+        expected = made(takes)
+        if expected is None:
+            return None
+        for name in list(takes):
+            fewer = [one for one in takes if one != name]
+            found = made(fewer) if fewer else None
+            if found is not None and all(torch.equal(one, other) for one, other in zip(expected, found, strict=True)):
+                takes = fewer
+    return Before(transform, tuple(takes), gives)
 
 
 def _first_call(
     use: Callable[[nn.Module, Batch], object], model: nn.Module, batch: Batch, parts: dict[str, nn.Module]
-) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
-    """The name of the first of some modules that is called, with what it is called with."""
-    seen = list[tuple[str, tuple[Any, ...], dict[str, Any]]]()
+) -> tuple[str, tuple[Any, ...], dict[str, Any], tuple[str | None, ...]] | None:
+    """The name of the first of some modules that is called, with what it is called with, and which entries of the batch these tensors are."""
+    seen = list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[str | None, ...]]]()
 
     def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append((name, *pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))))
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        entries = tuple(next((key for key, value in batch.items() if value is leaf), None) for leaf in leaves)
+        seen.append((name, *pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs)), entries))
         raise _Enough
 
     hooks = [module.register_forward_pre_hook(partial(note, name), with_kwargs=True) for name, module in parts.items()]

@@ -13,6 +13,7 @@ from torch import Tensor
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports import clients, formats
 from samewise.runner.exports.call import Call
+from samewise.runner.exports.card import card
 from samewise.runner.exports.operators import by_name
 from samewise.runner.exports.runtimes import Runtime, Truth, some, tried, tried_in
 from samewise.runner.records import trust
@@ -23,6 +24,7 @@ from samewise.runner.records.tensor_file import read_tensors, write_tensors
 DESCRIPTION: Final = "export.json"
 WEIGHTS: Final = "weights.safetensors"
 VECTORS: Final = "vectors.safetensors"
+CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
 SHAPE: Final = {"files": dict, "inputs": dict, "outputs": dict, "tolerance": float, "weights": dict}
 
@@ -67,6 +69,7 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
     described = {
         **about,
         "module": call.part,
+        "whole": call.whole,
         "inputs": {name: _form(tensor) for name, tensor in call.inputs.items()},
         "outputs": {name: _form(tensor) for name, tensor in call.outputs.items()},
         "tolerance": tolerance,
@@ -74,6 +77,7 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
         "weights": {name: _sha256(tensor) for name, tensor in weights.items()},
         "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())},
     }
+    (folder / CARD).write_text(card(described), encoding="utf-8")
     write_json(folder / DESCRIPTION, described)
     trust.sign(folder / DESCRIPTION)
     return found

@@ -100,9 +100,8 @@ def require_monitored(run: Run, names: Iterable[str]) -> None:
 
 
 def first_batch(run: Run, split: str) -> Batch:
-    """The first samples of a split, as an evaluation has the recipe measure them."""
-    part = run.splits[split]
-    return _on_device(run, 0, next(iter(_loader(run, part))))
+    """The first samples of a split, as an evaluation has them on the device, before the batch transforms."""
+    return run.to_device(next(iter(_loader(run, run.splits[split]))))
 
 
 def _measure(run: Run, model: nn.Module, number: int, batch: Any) -> Any:

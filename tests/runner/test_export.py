@@ -74,9 +74,9 @@ def test_each_runtime_gives_the_models_results_on_other_images_and_batches(run: 
     import samewise as package
 
     model = package.load(run, trust=True).model.double()
-    images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(0, 256, (5, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     with torch.no_grad():
-        expected = model(images.double())
+        expected = model((images.double() / 255 - 0.5) / 0.205)  # by hand what the transforms do
         (pt2,) = torch.export.load(str(exported / "model.pt2")).module()(images)
     session = onnxruntime.InferenceSession(str(exported / "model.onnx"), providers=["CPUExecutionProvider"])
     (onnx,) = session.run(None, {"image": images.numpy()})
@@ -89,7 +89,8 @@ def test_the_folder_says_what_goes_in_and_comes_out_and_holds_the_checkpoints_we
     import samewise as package
 
     said = json.loads((exported / "export.json").read_text())
-    assert said["inputs"] == {"image": {"dtype": "float32", "shape": [2, 3, 16, 16]}}
+    assert said["inputs"] == {"image": {"dtype": "uint8", "shape": [2, 3, 16, 16]}}
+    assert said["whole"]
     assert said["outputs"] == {"output": {"dtype": "float32", "shape": [2, 10]}}
     assert len(said["classes"]) == 10
     assert said["transforms"]["batch"][1]["mean"] == [0.5, 0.5, 0.5]
@@ -97,6 +98,35 @@ def test_the_folder_says_what_goes_in_and_comes_out_and_holds_the_checkpoints_we
     weights = read_tensors(exported / "weights.safetensors")
     assert weights.keys() == state.keys()
     assert all(torch.equal(weights[name], state[name]) for name in state)
+
+
+def test_a_bare_model_takes_what_the_transforms_give_and_the_card_says_so(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    assert samewise("export", run, "--bare", "--out", tmp_path / "bare").returncode == 0
+    said = json.loads((tmp_path / "bare" / "export.json").read_text())
+    assert (said["whole"], said["inputs"]["image"]["dtype"]) == (False, "float32")
+    card = (tmp_path / "bare" / "README.md").read_text()
+    assert "Before the files, a batch goes through these transforms:" in card
+    assert '"samewise.datasets.transforms.numeric.Normalize"' in card
+    assert "torch.export.load('model.pt2').module()(image)" in card
+    assert said["files"]["weights.safetensors"] in card
+    assert "0 pattern 0, 1 pattern 1" in card
+
+
+@pytest.mark.slow
+def test_a_speech_model_takes_the_recording_itself(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    import samewise as package
+
+    assert samewise("train", "experiment=wav2letter_spoken_digits", *TINY, f"run_root={tmp_path}").returncode == 0
+    run = next(tmp_path.glob("wav2letter_spoken_digits/*"))
+    assert samewise("export", run, "--out", tmp_path / "out").returncode == 0
+    model, transforms, _ = package.load(run, trust=True)
+    waveform, length = torch.randn(3, 6000, generator=torch.Generator().manual_seed(1)), torch.tensor([6000, 4000, 5123])
+    given = {"waveform": torch.where(torch.arange(6000) < length[:, None], waveform, 0.0), "length": length}
+    with torch.no_grad():
+        batch = transforms.predictor.transform(dict(given))
+        expected = model(batch["features"], batch["feature_length"])
+        (found,) = torch.export.load(str(tmp_path / "out" / "model.pt2")).module()(given["waveform"], length)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 @pytest.mark.slow
