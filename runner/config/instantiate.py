@@ -26,6 +26,8 @@ from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_pro
 
 LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
 """Their classes may download from the addresses they know, and from no other."""
+_WITH_SCHEME = re.compile(r"<?[^/:]+:")
+"""`file:/etc/passwd`, `data:;base64,...`, `URL:...`: what urllib opens without a `//`."""
 
 tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # torchvision and torchaudio extract what they downloaded without one of their own
 
@@ -131,7 +133,7 @@ def _refuse_addresses(made: Callable[..., Any], path: str, positional: Sequence[
     if within(made.__module__, LIBRARY_DATA):
         _keep_from_ghostscript()
         for key, value in [*enumerate(positional), *named.items()]:
-            if isinstance(value, str) and "://" in value:
+            if isinstance(value, str) and ("://" in value or _WITH_SCHEME.match(value.strip())):
                 raise ConfigError(Problem(f"{path}.{key}", "a config may not choose where to download from", value, "a name that the data set knows"))
 
 

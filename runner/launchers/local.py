@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from samewise.runner.config.check.machine import require_few
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.parent import JobParent
@@ -42,6 +43,7 @@ class Local(Launcher):
     def __init__(self, *, jobs: int | None = None, pin: bool = True, preload: bool = True) -> None:
         if jobs is not None and jobs < 1:
             raise ConfigError(Problem("jobs", "is too small", jobs, "at least 1, or null"))
+        require_few("launcher.jobs", jobs or 1)
         self.most, self._pin, self._preload = jobs, pin, preload
         self._cores = sorted(os.sched_getaffinity(0))
         self._gpus = visible_gpus()

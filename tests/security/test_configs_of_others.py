@@ -12,6 +12,7 @@ import pytest
 
 from samewise.runner.config.check import problems
 from samewise.runner.config.compose import compose, dump, load, parse
+from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import find
 from samewise.runner.config.yaml_files import require_modest
 from samewise.runner.errors import ConfigError
@@ -172,3 +173,17 @@ def test_an_address_from_the_command_line_is_the_users(theirs: Callable[[str], P
     theirs("tracking: {uri: 'http://theirs.example:5000'}")
     project = find(configs=["theirs"])
     assert "your tokens" not in str(problems(compose(["experiment=x", "tracking.uri=http://mine.example:5000"], project=project), project))
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:9/x.tar.gz", "file:{}", " URL:file:{}", "<FILE:{}>", "data:application/gzip;base64,H4sIAAAAAAAAA=/x.tar.gz"]
+)
+@pytest.mark.parametrize("kind", ["SPEECHCOMMANDS", "YESNO", "CMUARCTIC", "VCTK_092", "LIBRITTS"])
+def test_a_data_set_fetches_nothing_from_an_address_in_a_config(kind: str, address: str, tmp_path: Path) -> None:
+    """A file of the user's would be copied into a folder of the config's choice; an archive in the address itself would be unpacked there."""
+    (tmp_path / "mine.tar.gz").write_bytes(b"mine")
+    (tmp_path / "root").mkdir()
+    node = {"_target_": f"torchaudio.datasets.{kind}", "root": str(tmp_path / "root"), "url": address.format(tmp_path / "mine.tar.gz"), "download": True}
+    with pytest.raises(ConfigError, match="a config may not choose where to download from"):
+        instantiate(node, "dataset.train", allowed=())
+    assert not list((tmp_path / "root").iterdir())

@@ -44,6 +44,13 @@ def test_ranks_that_the_machine_cannot_carry_are_not_started(samewise, tmp_path:
     assert "strategy.nproc: is more processes than this machine can carry" in done.stderr
 
 
+def test_more_jobs_at_a_time_than_the_machine_can_carry_are_not_started(samewise, tmp_path: Path) -> None:
+    done = samewise("sweep", DIGITS, "debug=tiny", "seed=range(5000)", "launcher.jobs=5000", "tracking=none", f"run_root={tmp_path}")
+    assert done.returncode == 2
+    assert "launcher.jobs: is more processes than this machine can carry" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("values", ["seed=range(1000000000)", "seed=shuffle(range(0,1000000000))", "optimizer.lr=range(0,1,0.000000001)"])
 def test_a_sweep_of_too_many_values_is_refused_before_they_are_made(values: str) -> None:
     with pytest.raises(ConfigError, match="too many values"):
