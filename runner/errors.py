@@ -15,6 +15,8 @@ from pathlib import Path
 
 from samewise.runner.secrets import redact
 
+_STORAGE = {errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV, errno.ELOOP, errno.ENAMETOOLONG}
+"""Errors of a file system, at whatever call they come: no code of samewise's is to blame."""
 _LONGEST = 300
 """Letters of what a library says."""
 _HOMES = {Path(__file__).parents[1], Path(__file__).resolve().parents[1]}
@@ -204,9 +206,11 @@ def _described(error: BaseException) -> tuple[int, str]:
         return error.exit_code, "\n".join([f"{len(error.problems)} problems:", *lines])
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted; run the same command again to resume from the last checkpoint"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" at {error.filename}" if error.filename else ""
         return 1, f"error: the disk is full{where}; hint: free some space, then run the same command again to resume from the last checkpoint"
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        return 1, f"error: {error.filename or 'a file'}: {error.strerror}; hint: check the storage and the permissions, then run the same command again"
     if isinstance(error, SystemExit):
         message, where = ends_process("something", error)
         return 1, f"error: {message}; hint: {where}"
