@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
-import ctypes
 import errno
-import hashlib
 import importlib
 import json
 import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -33,6 +29,9 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from compared import require_in_store, require_kept, results_in
+from struck import Command, Wrong, compiled
 
 HERE = Path(__file__).parent
 COMMON = ("debug=tiny", "callbacks=none", "evaluate.pictures=false", "reproducibility.threads=1", "max_steps=6", "evaluate.every_steps=3", "replicas=2")
@@ -48,110 +47,8 @@ KINDS = {"kill": 10, "kill at a call": 10, "read or write error": 2, "full disk"
 PLANS = {"none": 0, "read or write error": 1, "full disk": 2, "kill at a call": 3, "clock": 4}
 ERRORS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EINTR, errno.EDQUOT)
 SHARED = "SAMEWISE_SENDERS"
-TIMED = ("speed/", "system/")
 PRELOAD = ("torchvision", "torchaudio", "matplotlib.figure", "samewise.runner.cli", "samewise.runner.commands.train", "samewise.runner.config.check.components")
 PRELOAD += ("samewise.runner.training.loop", "samewise.runner.training.build", "samewise.runner.training.prepare", "samewise.runner.config.compose")
-LONGEST_S = 240.0
-
-
-def compiled(folder: Path) -> Path:
-    """The layer, as a library."""
-    library = folder / "layer.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "layer.c"), "-ldl"], check=True)
-    return library
-
-
-class Wrong(Exception):
-    """What a trial found."""
-
-
-class Command:
-    """A command of samewise in a fork of this process.
-
-    Args:
-        arguments: What a user would type.
-        said: The file that gets what it prints.
-        plan: What the layer does in it: kind, number of the call, error, for how many calls, seconds.
-        under: The folder whose files' calls count.
-        variables: Beside this process's.
-        composed: What the arguments compose to, where that was found before.
-    """
-
-    def __init__(self, arguments: list[str], said: Path, plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any) -> None:
-        self.mark = said.with_suffix(".struck")
-        self.said = said
-        self._calls = said.with_suffix(".calls")
-        self.pid = os.fork()
-        self.code: int | None = None
-        if not self.pid:
-            self._be(arguments, plan, under, variables, composed)
-
-    def _be(self, arguments: list[str], plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any) -> None:
-        code = 70
-        try:
-            os.setpgid(0, 0)
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with the campaign
-            os.environ.update(variables)
-            os.environ["FAULT"] = ""
-            file = os.open(self.said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            layer = ctypes.CDLL(None)
-            layer.counted.restype = ctypes.c_long
-            kind, nth, error, lasts, seconds = plan
-            layer.plan(str(under).encode(), str(self.mark).encode(), kind, ctypes.c_long(nth), error, ctypes.c_long(lasts), ctypes.c_long(seconds))
-            from samewise.runner.cli import main
-
-            if composed is not None:
-                importlib.import_module("samewise.runner.commands.train").compose_arguments = lambda args, strict: composed  # type: ignore[attr-defined]
-            code = main(arguments)
-            calls = layer.counted()
-            layer.plan(b"", b"", 0, ctypes.c_long(0), 0, ctypes.c_long(0), ctypes.c_long(0))
-            self._calls.write_text(str(calls))
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 71
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
-
-    def wait(self, seconds: float) -> int | None:
-        """Its exit code, negative where a signal ended it; None: it still runs."""
-        until = time.monotonic() + seconds
-        while self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > until:
-                return None
-            else:
-                time.sleep(0.005)
-        return self.code
-
-    def end(self) -> int:
-        """Its exit code; where it does not end, that is what is wrong."""
-        if self.wait(LONGEST_S) is None:
-            self.kill(everything=True)
-            raise Wrong(f"did not end within {LONGEST_S:.0f} s:\n{self.text[-1500:]}")
-        assert self.code is not None
-        return self.code
-
-    def kill(self, *, everything: bool) -> None:
-        """Kill it, or all that it has started too."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL) if everything else os.kill(self.pid, signal.SIGKILL)
-        self.wait(30)
-
-    @property
-    def calls(self) -> int:
-        return int(self._calls.read_text())
-
-    @property
-    def text(self) -> str:
-        return self.said.read_text(errors="replace") if self.said.exists() else ""
 
 
 @dataclass(frozen=True)
@@ -169,10 +66,11 @@ class Campaign:
     Args:
         home: A folder for all of them.
         server: The address of the MLflow server's proxy, and the file of the server's store; None: without.
+        kinds: Of faults, with the weight of each.
     """
 
-    def __init__(self, home: Path, server: tuple[str, Path] | None) -> None:
-        self.home, self.server = home, server
+    def __init__(self, home: Path, server: tuple[str, Path] | None, kinds: dict[str, int]) -> None:
+        self.home, self.server, self.kinds = home, server, kinds
         self.counts: collections.Counter[str] = collections.Counter()
         self.wordless: collections.Counter[str] = collections.Counter()
         self._references: dict[tuple[str, ...], Reference] = {}
@@ -240,7 +138,7 @@ class Campaign:
         seen: dict[str, str] = {}
         composed = self._composed(given)
         for _ in range(chance.randint(1, 3) if form else chance.randint(4, 14)):
-            kind = "kill" if form else chance.choices([*KINDS], [*KINDS.values()])[0]
+            kind = "kill" if form else chance.choices([*self.kinds], [*self.kinds.values()])[0]
             if self._strike(chance, kind, given, root, reference, composed, f"{recipe}{form}") == 0:
                 break
             require_kept(root, seen)
@@ -305,63 +203,15 @@ class Campaign:
             time.sleep(0.5)
         else:
             raise Wrong(f"sync still ends with {sync.code}:\n{sync.text[-1500:]}")
-        with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=60)) as opened:
-            query = "SELECT run_uuid, status FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ?"
-            runs = opened.execute(query, (experiment,)).fetchall()
-            rows = [opened.execute("SELECT key, step, value FROM metrics WHERE run_uuid = ?", (run[0],)).fetchall() for run in runs]
-        if [run[1] for run in runs] != ["FINISHED"] * len(journals):
-            raise Wrong(f"MLflow has {runs} of {experiment}")
-        sent = sorted(sorted(row for row in of_run if not row[0].startswith(TIMED)) for of_run in rows)
-        for had, wanted in zip(sent, sorted([tuple(row) for row in journal] for journal in journals), strict=True):
-            if had != wanted:
-                missing, more = sorted(set(wanted) - set(had)), sorted(set(had) - set(wanted))
-                raise Wrong(f"MLflow's metrics differ: missing {missing[:5]}, more {more[:5]}, {len(had)} instead of {len(wanted)}")
+        require_in_store(store, experiment, journals)
 
     def close(self) -> None:
         self._senders.close()
 
 
-def require_kept(root: Path, seen: dict[str, str]) -> None:
-    """No checkpoint that was whole, as `seen` has them, was lost or has changed; those that are there are added to it."""
-    for name, digest in seen.items():
-        if whole(root / name) != digest:
-            raise Wrong(f"{root / name} was whole, with {digest}, and is now {whole(root / name)}")
-    for folder in root.glob("*/*/checkpoints/step-*"):
-        digest = None if folder.is_symlink() else whole(folder)
-        if digest:
-            seen[str(folder.relative_to(root))] = digest
-
-
-def whole(folder: Path) -> str | None:
-    """The digest of a checkpoint that is as its manifest says."""
-    try:
-        digest = json.loads((folder / "manifest.json").read_text())["sha256"]
-        return digest if hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest() == digest else None
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def results_in(root: Path) -> dict[str, dict[str, Any]]:
-    """What the runs below a run root came to, by name and fingerprint."""
-    found = sorted(path.parent for path in root.glob("*/*/config.yaml") if "mlartifacts" not in path.parts)
-    return {str(folder.relative_to(root)): result_of(folder) for folder in found}
-
-
-def result_of(folder: Path) -> dict[str, Any]:
-    """What two trainings of one experiment must have in common."""
-    from samewise.runner.tracking.journal import read_entries
-
-    summary = json.loads((folder / "summary.json").read_text())
-    entries = [entry for entry, _ in read_entries(folder / "metrics.jsonl")]
-    journal = sorted((name, entry.step, value) for entry in entries for name, value in entry.metrics.items() if not name.startswith(TIMED))
-    kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*") if whole(path))
-    results = {name: summary[name] for name in ("weights_sha256", "trace_sha256", "metrics", "steps")}
-    return {**results, "trace": (folder / "trace.jsonl").read_text().splitlines()[1:], "journal": journal, "checkpoints": kept}
-
-
-def work(home: Path, seeds: list[int], server: tuple[str, Path] | None, until: float) -> None:
+def work(home: Path, seeds: list[int], server: tuple[str, Path] | None, until: float, kinds: dict[str, int]) -> None:
     """Trials, and their counts as a line of JSON after each."""
-    campaign = Campaign(home, server)
+    campaign = Campaign(home, server, kinds)
     with open(home / "counts.jsonl", "a") as told:
         for seed in seeds:
             if time.time() > until:
@@ -390,6 +240,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="trials have the seeds SEED * 1000000, SEED * 1000000 + 1, ...")
     parser.add_argument("--only", type=int, help="the seed of one trial")
+    parser.add_argument("--kind", action="append", choices=[*KINDS], help="strike by this alone (may be repeated)")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--no-server", action="store_true", help="without an MLflow server that lies")
@@ -404,14 +255,14 @@ def main() -> int:
     liar = None if given.no_server else subprocess.Popen(import_liar, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, start_new_session=True)
     address = liar.stdout.readline().strip() if liar is not None and liar.stdout is not None else ""
     until = time.time() + 60 * given.minutes
-    code = "import sys; sys.path.insert(0, {!r}); import campaign, pathlib; campaign.work(pathlib.Path({!r}), {!r}, {!r}, {!r})"
+    code = "import sys; sys.path.insert(0, {!r}); import campaign, pathlib; campaign.work(pathlib.Path({!r}), {!r}, {!r}, {!r}, {!r})"
     workers = list[subprocess.Popen[bytes]]()
     try:
         for number in range(given.jobs):
             folder = home / f"worker{number}"
             folder.mkdir()
             told = (address, str(home / "server.db")) if address else None
-            started = code.format(str(HERE), str(folder), seeds[number :: given.jobs], told, until)
+            started = code.format(str(HERE), str(folder), seeds[number :: given.jobs], told, until, {kind: KINDS[kind] for kind in given.kind or KINDS})
             workers.append(subprocess.Popen([sys.executable, "-c", started], env=environment))
         for worker in workers:
             worker.wait()

@@ -1,5 +1,5 @@
 /* Preloaded into a process: of its calls on files below a folder, the n-th fails, finds the disk full, or is its last; and the clock may jump there.
-   Compiled by campaign.py. What is to happen is said by `plan`, in a process that was forked, or by the variable FAULT of one that was started. */
+   Compiled by struck.py. What is to happen is said by `plan`, in a process that was forked, or by the variable FAULT of one that was started. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -31,6 +31,7 @@ print(round(time.time() - float(sys.argv[2]), -3))
 
 @pytest.fixture(scope="module")
 def campaign(repository: Path) -> ModuleType:
+    sys.path.append(str(repository / "tests" / "faults"))  # where the files beside it are
     spec = importlib.util.spec_from_file_location("samewise_campaign", repository / "tests" / "faults" / "campaign.py")
     assert spec is not None
     assert spec.loader is not None

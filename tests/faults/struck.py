@@ -1,0 +1,118 @@
+"""A command of samewise that is struck: killed, or refused a call on a file by the layer that `layer.c` is."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+LONGEST_S = 240.0
+
+
+def compiled(folder: Path) -> Path:
+    """The layer, as a library."""
+    library = folder / "layer.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "layer.c"), "-ldl"], check=True)
+    return library
+
+
+class Wrong(Exception):
+    """What a trial found."""
+
+
+class Command:
+    """A command of samewise in a fork of this process.
+
+    Args:
+        arguments: What a user would type.
+        said: The file that gets what it prints.
+        plan: What the layer does in it: kind, number of the call, error, for how many calls, seconds.
+        under: The folder whose files' calls count.
+        variables: Beside this process's.
+        composed: What the arguments compose to, where that was found before.
+    """
+
+    def __init__(self, arguments: list[str], said: Path, plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any) -> None:
+        self.mark = said.with_suffix(".struck")
+        self.said = said
+        self._calls = said.with_suffix(".calls")
+        self.pid = os.fork()
+        self.code: int | None = None
+        if not self.pid:
+            self._be(arguments, plan, under, variables, composed)
+
+    def _be(self, arguments: list[str], plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any) -> None:
+        code = 70
+        try:
+            os.setpgid(0, 0)
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with the campaign
+            os.environ.update(variables)
+            os.environ["FAULT"] = ""
+            file = os.open(self.said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            layer = ctypes.CDLL(None)
+            layer.counted.restype = ctypes.c_long
+            kind, nth, error, lasts, seconds = plan
+            layer.plan(str(under).encode(), str(self.mark).encode(), kind, ctypes.c_long(nth), error, ctypes.c_long(lasts), ctypes.c_long(seconds))
+            from samewise.runner.cli import main
+
+            if composed is not None:
+                importlib.import_module("samewise.runner.commands.train").compose_arguments = lambda args, strict: composed  # type: ignore[attr-defined]
+            code = main(arguments)
+            calls = layer.counted()
+            layer.plan(b"", b"", 0, ctypes.c_long(0), 0, ctypes.c_long(0), ctypes.c_long(0))
+            self._calls.write_text(str(calls))
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 71
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, negative where a signal ended it; None: it still runs."""
+        until = time.monotonic() + seconds
+        while self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > until:
+                return None
+            else:
+                time.sleep(0.005)
+        return self.code
+
+    def end(self) -> int:
+        """Its exit code; where it does not end, that is what is wrong."""
+        if self.wait(LONGEST_S) is None:
+            self.kill(everything=True)
+            raise Wrong(f"did not end within {LONGEST_S:.0f} s:\n{self.text[-1500:]}")
+        assert self.code is not None
+        return self.code
+
+    def kill(self, *, everything: bool) -> None:
+        """Kill it, or all that it has started too."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL) if everything else os.kill(self.pid, signal.SIGKILL)
+        self.wait(30)
+
+    @property
+    def calls(self) -> int:
+        return int(self._calls.read_text())
+
+    @property
+    def text(self) -> str:
+        return self.said.read_text(errors="replace") if self.said.exists() else ""
