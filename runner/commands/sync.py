@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ EXAMPLES = """examples:
   samewise sync --run-root /mnt/cluster/runs       runs in another folder
   samewise sync --uri http://tracking:5000         to another store, from the beginning
   samewise sync --to tensorboard                   event files of every run, wherever else it was reported
+  samewise sync 3f2a --log-model                   its model too, for `mlflow models serve`
+  samewise sync 3f2a --register digits             and as the next version of the registered model `digits`
 
 What a backend already has is not sent again. Runs that are still training are left to their own sender.
 Exit codes: 0 everything is there, 1 something could not be sent, 2 the run or the store was not found."""
@@ -42,11 +45,15 @@ class SyncResult:
     files: int = 0
     mlflow_run_id: str | None = None
     error: str | None = None
+    model: str | None = None
+    registered: dict[str, str] | None = None
 
     def __str__(self) -> str:
         if self.state == "sent":
             place = f"the MLflow run {self.mlflow_run_id}" if self.backend == "mlflow" else TITLES[self.backend]
-            return f"{self.run}: sent {self.metrics} metrics and {self.files} files to {place}"
+            model = f"; its model is models:/{self.model}" if self.model else ""
+            registered = "".join(f", registered as models:/{name}/{version}" for name, version in (self.registered or {}).items())
+            return f"{self.run}: sent {self.metrics} metrics and {self.files} files to {place}{model}{registered}"
         if self.state == "in_progress":
             return f"{self.run}: in progress; its own sender sends it{self.error or ''}"
         if self.state == "ending":
@@ -63,6 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="a store other than the run's own")
     parser.add_argument("--to", action="append", choices=list(TITLES), help="a backend other than the run's own (may be repeated)")
+    parser.add_argument("--log-model", action="store_true", help="log the best checkpoint as an MLflow model too, which `mlflow models serve` serves")
+    parser.add_argument("--register", metavar="NAME", help="also register the model under this name, as its next version; for one RUN")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
     add_trust(parser)
 
@@ -80,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     folders = [saved.find(name, run_root=args.run_root) for name in args.runs] or list(saved.below(args.run_root))
     if not folders:
         raise ConfigError(Problem("--run-root", "no runs were found", str(args.run_root), "a folder with runs", "samewise train experiment=resnet18_digits"))
+    if args.register and len(folders) > 1:
+        raise ConfigError(Problem("--register", "is for one run's model", args.register, "one RUN", "samewise sync 3f2a --register NAME"))
     prepare_environment()
     failed = False
     for folder in folders:
@@ -101,7 +112,14 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         if not settings["enabled"] and not (args.runs and given):
             yield SyncResult(name, "disabled")
             return
-        for backend in given or reported_to(settings):
+        backends = given or reported_to(settings)
+        if args.log_model or args.register:
+            if "mlflow" not in backends:
+                raise ConfigError(
+                    Problem("--register" if args.register else "--log-model", "is of MLflow, which the run is not sent to", hint="add --to mlflow")
+                )
+            settings |= {"log_model": True, "register_model": args.register or settings["register_model"]}
+        for backend in backends:
             yield _copy(folder, backend, settings, args)
     except DamagedFile as error:
         if args.runs:  # else the other runs are sent all the same
@@ -139,8 +157,13 @@ def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], n
     except RunGone as gone:
         print(f"{name}: {gone}")
         sent = copy.synchronise(alive=alive)
-    run_id = read_mapping(folder.tracking, shapes.TRACKING).get("run_id") if backend == "mlflow" else None
-    return SyncResult(name, "sent", backend, sent.metrics, sent.files, run_id)
+    if backend != "mlflow":
+        return SyncResult(name, "sent", backend, sent.metrics, sent.files)
+    known = read_mapping(folder.tracking, shapes.TRACKING)
+    model, registered = known.get("model"), known.get("registered")
+    if settings["log_model"] and not model:
+        print(f"{name}: has not finished, so no model of it is logged", file=sys.stderr)
+    return SyncResult(name, "sent", backend, sent.metrics, sent.files, known.get("run_id"), model=model, registered=registered or None)
 
 
 def _address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:

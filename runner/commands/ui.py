@@ -100,6 +100,8 @@ def _require_places(uri: str, *, trust: bool) -> None:
                 {_outside(str(row[0]), home) for row in store.execute(query) if row[0]}
                 for query in ("SELECT artifact_location FROM experiments", "SELECT artifact_uri FROM runs")
             )
+            with contextlib.suppress(sqlite3.Error):  # a store of an MLflow before 3 has no models in runs
+                runs |= {_outside(str(row[0]), home) for row in store.execute("SELECT artifact_location FROM logged_models") if row[0]}
     except sqlite3.Error:  # MLflow says what is wrong with it
         return
     others = {place for place in runs if ".." in place or not any(root and place.startswith(f"{root}/") for root in experiments)}

@@ -131,6 +131,10 @@ class Tracking:
     """Log the step's metrics every N steps."""
     log_checkpoint: bool = True
     """Upload the best checkpoint as an artifact, and the trace, by which the run can be verified when its folder is gone."""
+    log_model: bool = False
+    """Also log the best checkpoint of a finished run as an MLflow model, which `mlflow models serve` serves; later: `samewise sync RUN --log-model`."""
+    register_model: str | None = None
+    """Log the model, and register it under this name in MLflow's model registry, as its next version."""
     log_system: bool = True
     """Log CPU, memory and GPU use of the training process."""
 

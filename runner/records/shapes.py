@@ -53,6 +53,8 @@ TRACKING: dict[str, Any] = {
     "last_ms?": int,
     "described?": (str, None),
     "files?": {str: [int]},
+    "model?": (str, None),
+    "registered?": {str: str},
 }
 TRACKING["others?"] = {str: dict(TRACKING)}
 WANDB = {"id": str, "sent": {str: int}, "status": (str, None)}

@@ -29,6 +29,8 @@ class TrackingState:
         last_ms: The time of the journal's last line that was sent, in milliseconds since 1970.
         described: A digest of the config and environment whose params, tags and inputs have been sent.
         files: By path in the run's artifacts, size and modification time (ns) of what was uploaded.
+        model: The logged model's id.
+        registered: By name in the model registry, the version that the model is.
         others: The progress in stores that the run was sent to before, by URI.
     """
 
@@ -42,6 +44,8 @@ class TrackingState:
     last_ms: int = 0
     described: str | None = None
     files: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    model: str | None = None
+    registered: dict[str, str] = field(default_factory=dict[str, str])
     others: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def at(self, store: str) -> TrackingState:

@@ -76,6 +76,8 @@ class Sending:
             self._terminate()
         if failed is not None:
             raise failed
+        if not alive and self.progress.ended == "FINISHED" and (self.settings.get("log_model") or self.settings.get("register_model")):
+            self._send_model()
         return self.sent
 
     @property
@@ -134,6 +136,23 @@ class Sending:
         if self.progress.status != status:
             self.client.set_terminated(self._run_id, status, self.progress.last_ms or None)
             self._moved(status=status)
+
+    def _send_model(self) -> None:
+        """Log the best checkpoint as a model, once, when all else has been sent; and register it."""
+        if self.progress.model is None:
+            from samewise.runner.tracking import logged_model
+
+            config = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(self.folder.config)))
+            steps = int((read_json(self.folder.summary, shapes.SUMMARY) or {}).get("steps", 0))
+            experiment = str(self.progress.experiment_id or self._require_run().info.experiment_id)
+            model = logged_model.log(self.client, self.folder, run_id=self._run_id, experiment_id=experiment, config=config, step=steps)
+            self._moved(model=model)
+        name = self.settings.get("register_model")
+        if name and name not in self.progress.registered:
+            from samewise.runner.tracking import logged_model
+
+            version = logged_model.register(self.client, str(name), model_id=str(self.progress.model), run_id=self._run_id)
+            self._moved(registered={**self.progress.registered, str(name): version})
 
     # -- params, tags, inputs
 

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from samewise.runner.cli import main
 from samewise.runner.config.schema import Tracking
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.trust import is_signed, sign
 from samewise.runner.tracking.tracker import open_tracker
 
 
@@ -60,6 +61,37 @@ def test_mlflow_has_the_best_value_so_far_before_any_other_metric(unsent: RunFol
     assert store.execute(query).fetchall() == [(0, 0, 1), (6, 0.5, 0), (7, 0.25, 0), (8, 0.25, 0)]
     assert [key for (key,) in store.execute("select key from latest_metrics order by rowid")] == ["best/valid/loss", "train/loss", "valid/loss"]
     store.close()
+
+
+@pytest.mark.slow
+def test_a_model_is_logged_and_registered_once_as_data_alone(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    unsent.config.write_text(unsent.config.read_text() + "recipe: {_target_: samewise.recipes.detection.Detection}\n")
+    sign(unsent.config)
+    kept = unsent.checkpoints / "step-00000005"
+    kept.mkdir(parents=True)
+    (kept / "state.pt").write_bytes(b"weights")
+    (unsent.checkpoints / "best").symlink_to(kept.name)
+    for name in ("digits", "digits", "others"):
+        assert main(["sync", "0123", "--register", name, "--json"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len({one["model"] for one in said}) == 1
+    assert said[-1]["registered"] == {"digits": "1", "others": "1"}
+    (model,) = unsent.path.parents[1].glob("mlartifacts/models/*/artifacts")
+    assert not {file.suffix for file in model.rglob("*") if file.is_file()} - {"", ".json", ".yaml", ".txt", ".pt"}
+    assert (model / "run" / "checkpoints" / kept.name / "state.pt").read_bytes() == b"weights"
+    assert is_signed(model / "run" / "config.yaml")
+    assert json.loads((model / "serving_input_example.json").read_text())["dataframe_split"]["data"][0][1] == "grey.png"
+    assert not list(unsent.path.glob(".model-*"))
+
+
+def test_of_a_run_that_has_not_finished_no_model_is_logged(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = open_tracker(unsent, OmegaConf.structured(Tracking(enabled=False)), resume_step=5)
+    tracker.start()
+    tracker.finish("KILLED")
+    assert main(["sync", "0123", "--log-model"]) == 0
+    said = capsys.readouterr()
+    assert "has not finished, so no model of it is logged" in said.err
+    assert "models:/" not in said.out
 
 
 def test_sync_says_what_it_could_not_send(unsent: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

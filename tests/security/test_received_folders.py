@@ -256,6 +256,12 @@ def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_tru
         assert place in refused()
     file.with_name(".mlflow.db.places").write_text(f"/home/me/.ssh\n{tmp_path.parent}/secret\ns3://mine/1\n")  # a stranger's own list
     assert "/home/me/.ssh" in refused()
+    with contextlib.closing(sqlite3.connect(file)) as store:  # where a logged model's files are
+        store.executescript("CREATE TABLE logged_models (artifact_location)")
+        store.executemany("INSERT INTO logged_models VALUES (?)", [("s3://mine/1/models/m-1",), ("/etc/ssl/private",)])
+        store.commit()
+    assert "/etc/ssl/private" in refused()
+    assert "m-1" not in refused()
 
 
 def test_the_command_ui_starts_no_server_over_a_store_that_shows_other_folders(samewise, tmp_path, monkeypatch) -> None:

@@ -1,0 +1,140 @@
+"""A finished run's best checkpoint as an MLflow model, which `mlflow models serve` serves. Imports mlflow; torch where an example of an input is made.
+
+Its folder holds what `samewise predict` needs of a run, as data: no pickled object, no code. `samewise.runner.serving` loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import struct
+import tempfile
+import wave
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelOutput
+from mlflow.exceptions import MlflowException
+
+from samewise.runner.errors import SamewiseError
+from samewise.runner.records import trust
+from samewise.runner.records.files import read_text
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.secrets import redact_file
+
+LOADER = "samewise.runner.serving"
+_FOLDER = "run"
+_PACKAGES = ("samewise", "mlflow", "torch", "torchvision", "torchaudio")
+_RATE = 8000
+
+
+def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: str, config: Mapping[str, Any], step: int) -> str:
+    """Log the model; what an earlier try left off is gone on with.
+
+    Args:
+        client: Of the store that has the run.
+        folder: The run's; finished.
+        run_id: The MLflow run's.
+        experiment_id: The MLflow experiment's.
+        config: The run's.
+        step: Its last step.
+
+    Returns:
+        The logged model's id.
+
+    Raises:
+        Exception: whatever the client raises when the store cannot be reached.
+    """
+    found = client.search_logged_models([experiment_id], filter_string=f"source_run_id = '{run_id}'", max_results=1)
+    model = found[0] if found else client.create_logged_model(experiment_id, name=folder.path.absolute().parent.name, source_run_id=run_id)
+    if str(model.status) != "READY":
+        with tempfile.TemporaryDirectory(prefix=".model-", dir=folder.path) as place:
+            _write(Path(place) / "model", folder, config, model_id=model.model_id, run_id=run_id)
+            client.log_model_artifacts(model.model_id, str(Path(place) / "model"))
+        client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+    return model.model_id
+
+
+def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> str:
+    """Make a logged model the next version of a registered one, which is created where there is none of this name; a second time, nothing.
+
+    Returns:
+        The version.
+    """
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    mlflow.set_tracking_uri(client.tracking_uri)  # where the registry's store looks for the model; this process is ours
+    known = [one for one in client.search_model_versions(f"name = '{name}'") if one.run_id == run_id]
+    return str((known[0] if known else client.create_model_version(name, f"models:/{model_id}", run_id, model_id=model_id)).version)
+
+
+def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id: str, run_id: str) -> None:
+    """The model's folder: MLmodel, the signature, an example, requirements, and the run."""
+    from mlflow.models import Model, ModelSignature
+    from mlflow.pyfunc import save_model
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+
+    inputs = Schema([ColSpec("binary", "file"), ColSpec("string", "name", required=False)])
+    params = ParamSchema([ParamSpec("threshold", "double", 0.0), ParamSpec("files", "boolean", False)])
+    save_model(
+        str(path),
+        loader_module=LOADER,
+        mlflow_model=Model(model_id=model_id, run_id=run_id),
+        signature=ModelSignature(inputs, params=params),
+        input_example=_example(folder, config),
+        pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
+    )
+    copy = RunFolder(path / _FOLDER)
+    copy.path.mkdir()
+    kept = next(link.resolve() for link in (folder.checkpoints / "best", folder.checkpoints / "latest") if link.is_dir())
+    shutil.copytree(kept, copy.checkpoints / kept.name, copy_function=_link)
+    for source, target in ((folder.config, copy.config), (folder.environment, copy.environment), (folder.sources, copy.sources)):
+        if (text := read_text(source)) is not None:
+            target.write_text(redact_file(source.name, text), encoding="utf-8")
+    if trust.is_signed(folder.config):
+        trust.sign(copy.config)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for a file's bytes; a copy where the disk cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:
+    """A file of the kind that the run's recipe reads, made up: a grey picture, or half a second of silence; None where it reads neither."""
+    if not trust.is_signed(folder.config):  # else its recipe is a stranger's word
+        return None
+    import pandas
+
+    from samewise.runner.config import project
+    from samewise.runner.config.instantiate import instantiate
+
+    extensions: tuple[str, ...] = ()
+    with contextlib.suppress(SamewiseError, AttributeError):
+        extensions = tuple(instantiate(config["recipe"], "recipe", allowed=project.find().packages).extensions)
+    if ".png" in extensions:
+        from PIL import Image
+
+        made, name = io.BytesIO(), "grey.png"
+        Image.new("L", (32, 32), 128).save(made, "PNG")
+    elif ".wav" in extensions:
+        made, name = io.BytesIO(), "silence.wav"
+        with wave.open(made, "wb") as file:
+            file.setparams((1, 2, _RATE, _RATE // 2, "NONE", ""))
+            file.writeframes(struct.pack("<h", 0) * (_RATE // 2))
+    else:
+        return None
+    return pandas.DataFrame({"file": [made.getvalue()], "name": [name]})
