@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -25,7 +25,7 @@ class AudioClassification(Classification):
         seconds: How much the model hears: of a longer file the middle, a shorter one is followed by silence.
         dimensions: 2: the model is given features as images of one channel, float32[B, 1, F, N], as any model of images takes them. 1: as sequences,
             float32[B, F, N]; with transforms=waveform that is float32[B, 1, T].
-        num_classes, label_smoothing, top_k, loss: As in `Classification`.
+        num_classes, label_smoothing, top_k, loss, metrics: As in `Classification`.
     """
 
     def __init__(
@@ -38,8 +38,9 @@ class AudioClassification(Classification):
         label_smoothing: float = 0.0,
         top_k: Sequence[int] = (1, 5),
         loss: nn.Module | None = None,
+        metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(num_classes=num_classes, label_smoothing=label_smoothing, top_k=top_k, loss=loss)
+        super().__init__(num_classes=num_classes, label_smoothing=label_smoothing, top_k=top_k, loss=loss, metrics=metrics)
         if dimensions not in (1, 2):
             raise ConfigError(Problem("recipe.dimensions", "is not what features can have", dimensions, "2 (an image) or 1 (a sequence)"))
         self.takes, self.extensions = "recordings", EXTENSIONS

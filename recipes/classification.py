@@ -19,6 +19,7 @@ from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
 from samewise.recipes.parts.labelled_images import as_record, as_tensor, stacked
 from samewise.recipes.parts.losses import shares
+from samewise.recipes.parts.named_metrics import NamedMetrics
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
 
@@ -36,6 +37,7 @@ class MeasuredClassification:
         num_classes: K, the model's outputs.
         shown: int64[S], the positions in the batch of the images kept to look at.
         thumbnails: uint8[S, C, h, w], those images, small, each stretched to its own range.
+        probabilities: float32[B, K], where metrics by name want them.
     """
 
     loss: Tensor
@@ -46,6 +48,7 @@ class MeasuredClassification:
     num_classes: int
     shown: Tensor
     thumbnails: Tensor
+    probabilities: Tensor | None = None
 
 
 class Classification(Recipe):
@@ -60,6 +63,7 @@ class Classification(Recipe):
         reads: What `predict` takes from a video: `frames`, None where it reads images, and the `stride` from one to the next.
         loss: From logits float32[B, K] and labels, int64[B] or float32[B, K], to each image's loss, float[B] (`parts.losses`), in training and in
             evaluation; None: cross-entropy.
+        metrics: More metrics of an evaluation, by name (`parts.named_metrics`).
     """
 
     gives = "one row of scores for each sample; softmax makes probabilities of them, and the largest names the class"
@@ -73,6 +77,7 @@ class Classification(Recipe):
         channels: int = 3,
         reads: Mapping[str, int | None] | None = None,
         loss: nn.Module | None = None,
+        metrics: Mapping[str, Any] | None = None,
     ) -> None:
         if not 0.0 <= label_smoothing <= 1.0:
             raise ConfigError(Problem("recipe.label_smoothing", "not a share", label_smoothing, "a number from 0 to 1"))
@@ -87,6 +92,7 @@ class Classification(Recipe):
         self.label_smoothing = label_smoothing
         self.top_k = tuple(top_k)
         self.criterion = loss
+        self.metrics = NamedMetrics(metrics)
         self._range_is_known = num_classes is not None
 
     def collate(self, samples: Sequence[Any]) -> Batch:
@@ -125,7 +131,7 @@ class Classification(Recipe):
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
         logits = self._logits(model, batch)
-        confidence, prediction = logits.softmax(1).max(1).values, logits.argmax(1)
+        probabilities, prediction = logits.softmax(1), logits.argmax(1)
         label = batch["label"] if batch["label"].dim() == 1 else _likeliest_label(batch["label"], prediction)
         loss = F.cross_entropy(logits, batch["label"], reduction="none") if self.criterion is None else self._each(self.criterion, logits, batch["label"])
         shown = _worth_seeing(loss)
@@ -134,14 +140,15 @@ class Classification(Recipe):
             label=label.cpu(),
             prediction=prediction.cpu(),
             rank=_rank(logits, label).cpu(),
-            confidence=confidence.cpu(),
+            confidence=probabilities.max(1).values.cpu(),
             num_classes=logits.shape[1],
             shown=shown.cpu(),
             thumbnails=pictures.thumbnails(batch["image"][shown]).cpu(),
+            probabilities=probabilities.cpu() if self.metrics else None,
         )
 
     def scores(self, dataset: Any) -> ClassificationScores:
-        return ClassificationScores(classes=class_names(dataset), top_k=self.top_k)
+        return ClassificationScores(classes=class_names(dataset), top_k=self.top_k, metrics=self.metrics)
 
     def read(self, file: Path) -> dict[str, Any]:
         """An image, or the middle of a video where the recipe has learned from clips; the label only fills its place."""
@@ -216,10 +223,12 @@ class ClassificationScores(Scores):
     Args:
         classes: The names of the labels; empty: their numbers.
         top_k: As in the recipe.
+        metrics: More metrics; None: none.
     """
 
-    def __init__(self, *, classes: Sequence[str] = (), top_k: Sequence[int] = (1, 5)) -> None:
+    def __init__(self, *, classes: Sequence[str] = (), top_k: Sequence[int] = (1, 5), metrics: NamedMetrics | None = None) -> None:
         self.classes = list(classes)
+        self._metrics = metrics.anew() if metrics else None
         self.top_k = tuple(top_k)
         self.count = 0
         self.confusion = torch.zeros(0, 0, dtype=torch.int64)  # [true class, predicted class]
@@ -237,20 +246,22 @@ class ClassificationScores(Scores):
             self._hits[k] += int((measured.rank < k).sum())
         for loss in measured.loss.tolist():
             self._loss += loss
+        if self._metrics is not None and measured.probabilities is not None:
+            self._metrics.add(measured.probabilities, measured.label)
         for position, thumbnail in zip(measured.shown.tolist(), measured.thumbnails, strict=True):
             label, prediction = int(measured.label[position]), int(measured.prediction[position])
             self._sheet.add(thumbnail, label, prediction, float(measured.confidence[position]), float(measured.loss[position]), self.count + position)
         self.count += len(measured.label)
 
     def compute(self) -> dict[str, float]:
-        """`loss` (nats an image), `accuracy`, and `accuracy_top5` where there are more than five classes."""
+        """`loss` (nats an image), `accuracy`, `accuracy_top5` where there are more than five classes, and the metrics by name."""
         if not self.count:
             raise DataError("the split that was evaluated is empty")
         reported = {"loss": self._loss / self.count}
         for k in self.top_k:
             if k == 1 or k < len(self.confusion):
                 reported["accuracy" if k == 1 else f"accuracy_top{k}"] = self._hits[k] / self.count
-        return reported
+        return reported | (self._metrics.compute() if self._metrics is not None else {})
 
     def names(self) -> list[str]:
         """K names: the data set's where it has one for each output, else the class numbers."""

@@ -35,6 +35,7 @@ GROUPS = {
     "debug": "Any experiment, reduced in size.",
     "debug/sizes": "What debug=tiny sets for each recipe.",
     "loss": "The loss of the recipes that take one (recipe=classification); none: the recipe's own.",
+    "metrics": "More metrics of an evaluation, for the recipes that take them (recipe=classification); several as metrics=[f1,auroc].",
     "checkpoint": "When checkpoints are written and which are kept.",
     "tracking": "Where metrics, configs and pictures go.",
     "reproducibility": "Determinism, and what to do where it is not possible.",

@@ -49,6 +49,7 @@ INTERFACES = "samewise.runner.interfaces"
 MODULE = Kind(
     "a torch.nn.Module", ("torch.nn", "torchvision.models", "torchvision.ops", "torchaudio.models", "samewise.recipes"), "torch.nn.Module", functions=True
 )
+METRIC = Kind("a metric", ("torchmetrics.classification",), "torchmetrics.Metric")
 DATASET = Kind("a data set", ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"), methods=("__getitem__", "__len__"))
 TRANSFORM = Kind("a transform", ("torchvision.transforms", "torchaudio.transforms", "samewise.datasets.transforms", "torch.nn"), methods=("__call__",))
 SCHEDULE = Kind("a schedule", ("samewise.runner.optim",), "samewise.runner.optim.schedules.base.Schedule")
@@ -71,7 +72,7 @@ KINDS = {
 """The places that components are built for; `*` is any one key."""
 
 PARTS = {
-    "recipe": (MODULE, TRANSFORM),
+    "recipe": (MODULE, TRANSFORM, METRIC),
     "model": (MODULE,),
     "dataset.*": (DATASET, TRANSFORM),
     "transforms.*.*.*": (TRANSFORM,),

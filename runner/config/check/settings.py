@@ -71,7 +71,7 @@ VARIABLES = (
 (MKL_VERBOSE_OUTPUT_FILE)."""
 
 LESS_IS_BETTER = re.compile(r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits)$")
-MORE_IS_BETTER = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|map|si_sdri?|sdri?)$")
+MORE_IS_BETTER = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|map|si_sdri?|sdri?)$")
 
 LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")

@@ -1,0 +1,68 @@
+"""Metrics by name: torchmetrics' classification metrics, beside those that a recipe computes itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError, Problem
+
+_WITHOUT = frozenset({"loss", "accuracy"})
+
+
+class NamedMetrics:
+    """Some metrics, fed batch by batch in order, on the CPU.
+
+    Args:
+        metrics: By name, each a `torchmetrics.Metric` that takes probabilities float32[B, K] and labels int64[B] and comes to one number.
+
+    Raises:
+        ConfigError: something else, or a name that the recipe's own metrics have.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any] | None) -> None:
+        self._metrics = dict(metrics or {})
+        for name, metric in self._metrics.items():
+            if name in _WITHOUT:
+                raise ConfigError(Problem(f"recipe.metrics.{name}", "is the name of a metric that the recipe computes", hint="give it another name"))
+            if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")):
+                raise ConfigError(Problem(f"recipe.metrics.{name}", "is not a metric", type(metric).__name__, "a class of torchmetrics.classification"))
+
+    def __bool__(self) -> bool:
+        return bool(self._metrics)
+
+    def anew(self) -> NamedMetrics:
+        """The same metrics, of nothing yet."""
+        fresh = NamedMetrics({name: copy.deepcopy(metric) for name, metric in self._metrics.items()})
+        for metric in fresh._metrics.values():
+            metric.reset()
+        return fresh
+
+    def add(self, probabilities: Tensor, label: Tensor) -> None:
+        """Take in a batch: float32[B, K] and int64[B]."""
+        for name, metric in self._metrics.items():
+            try:
+                metric.update(probabilities, label)
+            except (ValueError, RuntimeError, TypeError) as error:
+                said = " ".join(str(error).split())
+                raise ConfigError(
+                    Problem(f"recipe.metrics.{name}", f"does not take {probabilities.shape[1]} probabilities and a label for each sample: {said}")
+                ) from None
+
+    def compute(self) -> dict[str, float]:
+        """The metrics' values by name.
+
+        Raises:
+            ConfigError: one comes to several numbers.
+        """
+        return {name: _number(name, metric.compute()) for name, metric in self._metrics.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        form = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(Problem(f"recipe.metrics.{name}", "comes to several numbers", form, "one number", f"recipe.metrics.{name}.average=macro"))
+    return float(value)

@@ -1,0 +1,95 @@
+"""Metrics by name against scikit-learn, however the split is cut into batches; and what does not fit is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+
+from samewise.recipes.classification import Classification
+from samewise.runner.cli import main
+from samewise.runner.config.compose import compose
+from samewise.runner.config.instantiate import instantiate
+from samewise.runner.config.project import find
+from samewise.runner.errors import ConfigError
+
+CLASSES = 4
+CHOICES = ("f1", "precision", "recall", "auroc", "average_precision", "calibration_error", "cohen_kappa", "matthews")
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Classification:
+    cfg = compose(["experiment=resnet18_digits", f"metrics=[{','.join(CHOICES)}]", f"dataset.num_classes={CLASSES}"], project=find()).cfg
+    return instantiate(cfg.recipe, "recipe", allowed=())
+
+
+class Given(torch.nn.Module):
+    """A model whose logits are its input."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.flatten(1)
+
+
+def computed(recipe: Classification, logits: torch.Tensor, label: torch.Tensor, size: int) -> dict[str, float]:
+    scores = recipe.scores(None)
+    for begin in range(0, len(label), size):
+        batch = {"image": logits[begin : begin + size, :, None, None], "label": label[begin : begin + size]}
+        scores.add(recipe.measure(Given(), batch))
+    return scores.compute()
+
+
+def test_they_are_scikit_learns_in_batches_of_any_size(recipe: Classification) -> None:
+    generator = torch.Generator().manual_seed(3)
+    label = torch.randint(CLASSES, (203,), generator=generator)
+    logits = torch.randn(203, CLASSES, generator=generator) + torch.nn.functional.one_hot(label, CLASSES)
+    found = computed(recipe, logits, label, 64)
+    assert found == computed(recipe, logits, label, 7)
+
+    probabilities, true = logits.double().softmax(1).numpy(), label.numpy()
+    predicted, confidence = probabilities.argmax(1), probabilities.max(1)
+    bins = np.minimum((confidence * 15).astype(int), 14)
+    gaps = [abs((predicted == true)[bins == one].mean() - confidence[bins == one].mean()) * (bins == one).mean() for one in np.unique(bins)]
+    one_hot = np.eye(CLASSES)[true]
+    expected = {
+        "f1": sklearn.metrics.f1_score(true, predicted, average="macro"),
+        "precision": sklearn.metrics.precision_score(true, predicted, average="macro"),
+        "recall": sklearn.metrics.recall_score(true, predicted, average="macro"),
+        "auroc": sklearn.metrics.roc_auc_score(true, probabilities, multi_class="ovr", average="macro"),
+        "average_precision": sklearn.metrics.average_precision_score(one_hot, probabilities, average="macro"),
+        "calibration_error": sum(gaps),
+        "cohen_kappa": sklearn.metrics.cohen_kappa_score(true, predicted),
+        "matthews": sklearn.metrics.matthews_corrcoef(true, predicted),
+    }
+    assert {name: found[name] for name in CHOICES} == pytest.approx(expected, rel=1e-5)
+
+
+def test_each_evaluation_begins_anew(recipe: Classification) -> None:
+    label = torch.arange(8) % CLASSES
+    right, wrong = torch.eye(CLASSES)[label], torch.eye(CLASSES)[(label + 1) % CLASSES]
+    assert computed(recipe, right, label, 8)["f1"] == 1.0
+    assert computed(recipe, wrong, label, 8)["f1"] == 0.0
+    assert computed(recipe, right, label, 8)["f1"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["metrics=f1", "recipe.metrics.f1.average=none"], "recipe.metrics.f1: comes to several numbers"),
+        (["metrics=f1", "recipe.metrics.f1.num_classes=3"], "recipe.metrics.f1: does not take 10 probabilities"),
+        (
+            ["+recipe.metrics.accuracy._target_=torchmetrics.classification.MulticlassAccuracy", "+recipe.metrics.accuracy.num_classes=10"],
+            "recipe.metrics.accuracy: is the name",
+        ),
+        (["+recipe.metrics.sum._target_=torch.nn.Identity"], "recipe.metrics.sum: is not a metric"),
+        (["+recipe.metrics.clip._target_=torchmetrics.multimodal.CLIPScore"], "recipe.metrics.clip"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_training(
+    overrides: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "experiment=resnet18_digits", "debug=tiny", "model.width=4", *overrides]) == ConfigError.exit_code
+    assert said in capsys.readouterr().err
