@@ -149,7 +149,7 @@ class Writer:
                 **({"allOf": [_ref(name)]} if name in self.choices else whole),
             }
         for group, path in self.elsewhere.items():
-            part = {"if": {"required": ["_target_"]}, "then": json_types.PART, "else": self._changed("recipe", path)["else"]}
+            part = self._part(path) if path in self.used else self._parts(group, path)
             self.found[f"file of {group}"] = self._file(group, part)
         self.found["root"] = self._file("", closed(keys | {"defaults": DEFAULTS}))
         return self.found
@@ -175,10 +175,11 @@ class Writer:
         if group == "optimizer":  # or one for each phase
             changed = self._changed(group)
             return changed | {"else": changed["else"] | {"additionalProperties": _ref("optimizer")}}
-        if group == "recipe":  # with what is changed of a chosen loss
+        if group == "recipe":  # with what is changed of a chosen loss, and of metrics
             changed = self._changed(group)
             keys = changed["else"]["properties"]
             keys["loss"] = {"anyOf": [keys["loss"], self._changed(group, "recipe.loss")["else"]]}
+            keys["metrics"] = self._parts("metrics", "recipe.metrics")
             return changed
         return self._changed(group) if group in slots.KINDS else None
 
@@ -195,6 +196,14 @@ class Writer:
             "then": _ref(f"place {place}"),
             "else": closed(keys, type=["object", "null"]),
         }
+
+    def _part(self, path: str) -> Schema:
+        """A part of a component, or what is changed of the chosen one."""
+        return {"type": "object", "if": {"required": ["_target_"]}, "then": json_types.PART, "else": self._changed("recipe", path)["else"]}
+
+    def _parts(self, group: str, path: str) -> Schema:
+        """Parts of a component by name: those that choices name, and any other."""
+        return closed({name: self._part(f"{path}.{name}") for name in sorted(self.facts.get(group, ()))}, additionalProperties=json_types.PART)
 
     def _settings(self, name: str, kind: type) -> Schema:
         """Of a dataclass of settings."""

@@ -81,6 +81,8 @@ def test_all_configs_there_are_fit(lab: Path, repository: Path, wrong: Callable[
         ("scheduler", "{_target_: samewise.runner.optim.schedules.Sequential, schedules: {a: {_target_: samewise.runner.optim.schedules.Cosine, tmax: 3}}}"),
         ("callbacks", "{defaults: [progres]}"),
         ("loss", "{_target_: samewise.recipes.parts.losses.Focal, gama: 2.0}"),
+        ("metrics", "{f1: {avrage: macro}}"),
+        ("experiment", "{recipe: {metrics: {f1: {avrage: macro}}}}"),
         ("experiment", "{batch_sise: 3}"),
         ("experiment", "{batch_size: many}"),
         ("experiment", "{evaluate: {moniter: valid/loss}}"),
