@@ -96,7 +96,7 @@ class GenerativeAdversarial(Recipe):
 
     def _noise(self, images: Tensor) -> Tensor:
         """float32[B, noise], drawn on the CPU so that every device gets the same, by the stream that the runner has seeded."""
-        return torch.randn(len(images), self.noise).to(images.device)
+        return torch.randn(len(images), self.noise).to(images.device, non_blocking=True)
 
     def _discriminator_loss(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
         if self.kind == "hinge":

@@ -49,9 +49,9 @@ class SpecAugment(BatchTransform):
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         features, frames = batch["features"], batch["feature_length"]
         bands = torch.full_like(frames, features.shape[1])
-        hidden = _masks(choices["frequency"].to(frames.device), bands, bands.clamp(max=self.max_band), features.shape[1])[:, :, None]
+        hidden = _masks(choices["frequency"].to(frames.device, non_blocking=True), bands, bands.clamp(max=self.max_band), features.shape[1])[:, :, None]
         longest = (frames * self.max_share).long().clamp(max=self.max_stretch)
-        hidden = hidden | _masks(choices["time"].to(frames.device), frames, longest, features.shape[2])[:, None]
+        hidden = hidden | _masks(choices["time"].to(frames.device, non_blocking=True), frames, longest, features.shape[2])[:, None]
         return {**batch, "features": features.masked_fill(hidden, 0.0)}
 
 
@@ -79,10 +79,10 @@ class SpeedPerturbation(BatchTransform):
         chosen = [self.factors[number] for number in choices["speed"].tolist()]
         made = waveform.new_zeros(len(chosen), max(_scaled(waveform.shape[1], factor) for factor in chosen))
         for factor in dict.fromkeys(chosen):
-            rows = torch.tensor([row for row, other in enumerate(chosen) if other == factor], device=waveform.device)
+            rows = torch.tensor([row for row, other in enumerate(chosen) if other == factor]).to(waveform.device, non_blocking=True)
             changed = waveform[rows] if factor == 100 else _resample(factor, waveform.device)(waveform[rows])
             made[rows, : changed.shape[1]] = changed
-        length = _scaled(length, torch.tensor(chosen, device=length.device))
+        length = _scaled(length, torch.tensor(chosen).to(length.device, non_blocking=True))
         return {**batch, "waveform": torch.where(inside_length(length, made.shape[1]), made, 0.0), "length": length}
 
 
@@ -110,8 +110,8 @@ class Noise(BatchTransform):
         waveform, length = batch["waveform"], batch["length"]
         inside = inside_length(length, waveform.shape[1])
         power = torch.where(inside, waveform, 0.0).square().sum(1) / length.clamp(min=1)
-        ratio = torch.where(choices["noisy"], 10.0 ** (-choices["snr"] / 10.0), 0.0).to(device=waveform.device, dtype=waveform.dtype)
-        noise = gaussian(choices["seed"].to(waveform.device), waveform.shape[1]).to(waveform.dtype)
+        ratio = torch.where(choices["noisy"], 10.0 ** (-choices["snr"] / 10.0), 0.0).to(device=waveform.device, dtype=waveform.dtype, non_blocking=True)
+        noise = gaussian(choices["seed"].to(waveform.device, non_blocking=True), waveform.shape[1]).to(waveform.dtype)
         return {**batch, "waveform": torch.where(inside, waveform + noise * (power * ratio).sqrt()[:, None], waveform)}
 
 

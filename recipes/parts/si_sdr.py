@@ -47,7 +47,7 @@ def best_assignment(pairwise: Tensor) -> Tensor:
     deterministic on every device, which that of gathering by index is not.
     """
     with torch.no_grad():
-        candidates = _assignments(pairwise.shape[-1]).to(pairwise)
+        candidates = _assignments(pairwise.shape[-1]).to(pairwise, non_blocking=True)
         means = (pairwise[:, None] * candidates).sum((2, 3))
         return candidates[means.argmax(1)]
 

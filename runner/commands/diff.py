@@ -42,9 +42,11 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.records.files import read_json
 
     head, one = trace.read_trace_of(first)
-    _, two = trace.read_trace_of(second)
+    other, two = trace.read_trace_of(second)
     both = sorted(one.keys() & two.keys())
-    parting = next(((step, *found) for step in both if (found := trace.parting(head, one[step], two[step]))), None)
+    algorithms = [trace.algorithm_of(folder.trace, found) for folder, found in ((first, head), (second, other))]
+    stages = trace.STAGES if algorithms[0] == algorithms[1] else trace.ANYWHERE
+    parting = next(((step, *found) for step in both if (found := trace.parting(head, one[step], two[step], stages=stages))), None)
     metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
     return {
         "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).cfg), identity(saved.config_of(second).cfg))],
@@ -52,6 +54,7 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
         "code": sources.differences(first.sources, second.sources),
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
         "steps": len(both),
+        "digests": algorithms,
         "missing": [f"{folder.path}: {words}" for folder, lines in ((first, one), (second, two)) if (words := trace.what_is_missing(lines))],
         "parts": None if parting is None else {"step": parting[0], "stage": parting[1], "layer": parting[2], "reason": trace.STAGES[parting[1]]},
     }
@@ -71,10 +74,15 @@ def _print(found: dict[str, Any]) -> None:
     for line in found["missing"]:
         print(f"  {line}")
     parts = found["parts"]
+    comparable = len(set(found["digests"])) == 1
     if not found["steps"]:
         print("trace:       no steps in common")
-    elif parts is None:
-        print(f"trace:       the same bits in all {found['steps']} common steps")
+        return
+    if not comparable:
+        one, two = found["digests"]
+        print(f"trace:       digests by {one} | {two} cannot be compared: of inputs, gradients and weights nothing is known; batches and losses are compared")
+    if parts is None:
+        print(f"trace:       the same {'bits' if comparable else 'batches and losses'} in all {found['steps']} common steps")
     else:
         layer = f"; first in {parts['layer']}" if parts["layer"] else ""
         print(f"trace:       diverges at step {parts['step']}: {parts['reason']}{layer}")

@@ -156,6 +156,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             print(environment.expectation(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment, foreign), flush=True)
         again.callbacks.pop("throughput", None)
         again.callbacks["verify"] = comparison
+        again.recorder.trace.algorithm = comparison.algorithm
         if args.audit is None:
             said += _trained(again, comparison, folder, partings)
         else:

@@ -1,10 +1,10 @@
-"""Digests of tensors: xxh3 for the trace of every step, SHA-256 for what is kept."""
+"""Digests of tensors: xxh3 for the trace of every step (on a device `on_device`'s), SHA-256 for what is kept."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from struct import pack
 from typing import Any
 
@@ -12,6 +12,11 @@ import numpy as np
 import torch
 import xxhash
 from torch import Tensor
+
+from samewise.runner.records import on_device
+
+ALGORITHMS = (XXH3, ON_DEVICE) = ("xxh3", on_device.NAME)
+"""What tensors in a trace are digested by: xxh3 on the CPU."""
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
@@ -25,6 +30,14 @@ def digests(tensors: Iterable[Tensor | None]) -> list[int]:
     return [0 if tensor is None else xxhash.xxh3_64_intdigest(_memory(tensor)) for tensor in tensors]
 
 
+def begin(tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
+    """Begin to digest tensors as they are now, and give what reads the digests; 0 for None. By xxh3 they are known at once: those on a device are copied."""
+    if algorithm == ON_DEVICE:
+        return on_device.begin(tensors)
+    found = digests(tensors)
+    return lambda: found
+
+
 def combine(numbers: Sequence[int]) -> int:
     """One digest of digests, in order."""
     return xxhash.xxh3_64_intdigest(pack(f"<{len(numbers)}Q", *numbers))
@@ -32,23 +45,45 @@ def combine(numbers: Sequence[int]) -> int:
 
 def value_digest(value: object) -> int:
     """A digest of a batch: tensors, numbers, texts, and dicts, lists and tuples of them."""
+    return _digest_of(value, None)
+
+
+def begin_value(value: object) -> Callable[[], int]:
+    """Begin to digest a batch, its tensors where they are, and give what reads the digest."""
+    return partial(_read_value, value, on_device.begin(list(_tensors(value))))
+
+
+def _read_value(value: object, read: Callable[[], list[int]]) -> int:
+    return _digest_of(value, iter(read()))
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def _digest_of(value: object, known: Iterator[int] | None) -> int:
     total = xxhash.xxh3_64()
-    _feed(total, value)
+    _feed(total, value, known)
     return total.intdigest()
 
 
-def _feed(total: xxhash.xxh3_64, value: object) -> None:
+def _feed(total: xxhash.xxh3_64, value: object, known: Iterator[int] | None) -> None:
+    """`known` has the digests of the tensors; None: their elements are taken."""
     if isinstance(value, Tensor):
         total.update(_form(value.dtype, value.shape))
-        total.update(_memory(value))
+        total.update(_memory(value) if known is None else pack("<Q", next(known)))
     elif isinstance(value, dict):
         for name, item in value.items():
             total.update(f"{name}:".encode())
-            _feed(total, item)
+            _feed(total, item, known)
     elif isinstance(value, list | tuple):
         total.update(f"{len(value)}:".encode())
         for item in value:
-            _feed(total, item)
+            _feed(total, item, known)
     elif isinstance(value, np.ndarray):
         total.update(f"{value.dtype}{list(value.shape)}".encode())
         total.update(np.ascontiguousarray(value).reshape(-1).data.cast("B"))
@@ -67,8 +102,7 @@ def _memory(tensor: Tensor) -> Any:
     if not dense.is_cpu:
         dense = dense.to("cpu")
     if not dense.is_contiguous():
-        # A channels_last tensor is contiguous once its channels are last: no copy is needed to hash it.
-        dense = dense.permute(0, 2, 3, 1) if dense.dim() == 4 and dense.is_contiguous(memory_format=torch.channels_last) else dense.contiguous()
+        dense = on_device.dense(dense)
     if dense.dtype is torch.bfloat16:
         dense = dense.view(torch.int16)
     return dense.numpy()
@@ -85,14 +119,16 @@ def state_digest(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Colle
     return combine(tensor_digests(state, shards=shards, sharded=sharded))
 
 
-def tensor_digests(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = ()) -> list[int]:
-    """xxh3 of each tensor of a state_dict, as a trace has them; for the arguments see `state_digest`."""
-    return [combine(_of_shards(one, shards)) if shards > 1 and name in sharded else digests([one])[0] for name, one in state.items()]
+def tensor_digests(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = (), algorithm: str = XXH3) -> list[int]:
+    """The digest of each tensor of a state_dict, as a trace has them; for the arguments see `state_digest`, and `ALGORITHMS`."""
+    return [
+        combine(begin(_shards(one, shards), algorithm)()) if shards > 1 and name in sharded else begin([one], algorithm)()[0] for name, one in state.items()
+    ]
 
 
-def _of_shards(tensor: Tensor, shards: int) -> list[int]:
+def _shards(tensor: Tensor, shards: int) -> list[Tensor]:
     cut = list(tensor.chunk(shards))
-    return digests([*cut, *[tensor[:0]] * (shards - len(cut))])
+    return [*cut, *[tensor[:0]] * (shards - len(cut))]
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from struct import pack
 from typing import Any, BinaryIO
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 from torch import Tensor, nn
 
 from samewise.runner.records import shapes
-from samewise.runner.records.digest import combine, digests, tensor_digests, value_digest
+from samewise.runner.records.digest import ALGORITHMS, XXH3, begin, begin_value, combine, tensor_digests, value_digest
 from samewise.runner.records.files import damaged, misfit, parse_json, read_json, read_lines, require_shape, set_aside
 from samewise.runner.records.folder import RunFolder
 
@@ -27,6 +28,9 @@ STAGES = {
 }
 
 
+ANYWHERE = ("batch", "loss")
+"""The stages that are told alike by every algorithm."""
+
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -38,7 +42,8 @@ class Trace:
     Args:
         path: The file.
         model: Its parameters' gradients, and its state, are digested.
-        digests_of: Gives a digest for each of some tensors, on the process that writes; all processes call it.
+        digests_of: Begins to digest some tensors by an algorithm, and gives what reads the digests, on the process that writes; all processes call it.
+        algorithm: Of `ALGORITHMS`: how tensors are digested. A file that is there already goes on by its own.
         shards: Into how many parts each parameter was cut for that.
         every_steps: Record every so many steps; 0: never.
         layers_every_steps: Record a digest for each parameter every so many steps; 0: never.
@@ -49,13 +54,15 @@ class Trace:
         path: Path,
         model: nn.Module,
         *,
-        digests_of: Callable[[Sequence[Tensor | None]], list[int]] = digests,
+        digests_of: Callable[[Sequence[Tensor | None], str], Callable[[], list[int]]] = begin,
+        algorithm: str = XXH3,
         shards: int = 1,
         every_steps: int = 1,
         layers_every_steps: int = 1,
     ) -> None:
         self._path = path
         self._digests = digests_of
+        self.algorithm = algorithm
         self._shards = {"shards": shards} if shards > 1 else {}
         self._every = every_steps
         self._layers_every = layers_every_steps
@@ -63,35 +70,54 @@ class Trace:
         self._state = list(model.state_dict(keep_vars=True).values())
         self._names = {"gradients": [name for name, _ in model.named_parameters()], "weights": list(model.state_dict())}
         self._chain = 0
-        self._earlier: list[list[int]] = []
+        self._earlier: list[Callable[[], list[int]]] = []
+        self._begun: Callable[[], None] | None = None
+        """Writes the line of the newest step, once its digests can be read."""
         self._file: BinaryIO | None = None
-        self.last: dict[str, Any] = {}
-        """The newest line."""
+        self._last: dict[str, Any] = {}
 
     def open(self, step: int, chain: int) -> None:
         """Go on after `step`: what the file holds beyond it is cut off, since it will be computed again."""
         self._chain = chain
         if not self._every:
             return
-        if not _drop_after(self._path, after=step):
-            self._path.write_text(json.dumps({"format": 1, **self._shards, **self._names}, separators=(",", ":")) + "\n")
+        if _drop_after(self._path, after=step):
+            _, head = next(read_lines(self._path))
+            self.algorithm = algorithm_of(self._path, parse_json(head))
+        else:
+            form = {"format": 1} if self.algorithm == XXH3 else {"format": 2, "algorithm": self.algorithm}
+            self._path.write_text(json.dumps({**form, **self._shards, **self._names}, separators=(",", ":")) + "\n")
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
 
     def phase_ends(self, step: int) -> None:
         """Digest the gradients of a phase of `step` that another follows, which will clear them."""
         if self.records(step):
-            self._earlier.append(self._digests([parameter.grad for parameter in self._parameters]))
+            self._earlier.append(self._digests([parameter.grad for parameter in self._parameters], self.algorithm))
 
     def record(self, step: int, *, batch: int, inputs: int, loss: float) -> None:
-        """Write the step's line. Call it when the optimizer has stepped and the gradients are still there."""
+        """Write the step's line; on a device only once the next step's is begun, or it is asked for, so that nobody waits for its digests.
+
+        Call it when the optimizer has stepped and the gradients are still there.
+        """
         if not self.records(step):
             return
-        gradients = self._digests([parameter.grad for parameter in self._parameters])
-        if self._earlier:
-            gradients, self._earlier = [combine(phases) for phases in zip(*self._earlier, gradients, strict=True)], []
-        weights = self._digests(self._state)
-        if not self._file:
-            return
+        self._write()
+        gradients = [*self._earlier, self._digests([parameter.grad for parameter in self._parameters], self.algorithm)]
+        self._earlier = []
+        weights = self._digests(self._state, self.algorithm)
+        if self._file:
+            self._begun = partial(self._line, step, batch, inputs, loss, gradients, weights)
+        if self.algorithm == XXH3:
+            self._write()
+
+    def _write(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun:
+            begun()
+
+    def _line(self, step: int, batch: int, inputs: int, loss: float, phases: Sequence[Callable[[], list[int]]], read_weights: Callable[[], list[int]]) -> None:
+        each, weights = [read() for read in phases], read_weights()
+        gradients = each[0] if len(each) == 1 else [combine(one) for one in zip(*each, strict=True)]
         total = combine(gradients), combine(weights)
         self._chain = combine([self._chain, batch, inputs, *total])
         line: dict[str, Any] = {
@@ -105,23 +131,35 @@ class Trace:
         }
         if self._layers_every and step % self._layers_every == 0:
             line["layers"] = {"gradients": _short(gradients), "weights": _short(weights)}
-        self.last = line
+        self._last = line
+        assert self._file is not None
         self._file.write(f"{_ENCODE(line)}\n".encode())
 
     def records(self, step: int) -> bool:
         """Whether the step, counted from 1, has a line."""
         return bool(self._every) and step % self._every == 0
 
-    def digests(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, int], ...]:
-        """The digests of a micro-batch of `step` as it was loaded and as the model got it; none where the step has no line."""
-        return ((value_digest(batch), value_digest(inputs)),) if self.records(step) else ()
+    def digests(self, step: int, batch: Any, inputs: Any) -> tuple[tuple[int, Any], ...]:
+        """The digests of a micro-batch of `step` as it was loaded and as the model got it, or what reads that; none where the step has no line."""
+        if not self.records(step):
+            return ()
+        return ((value_digest(batch), value_digest(inputs) if self.algorithm == XXH3 else begin_value(inputs)),)
 
     @property
     def chain(self) -> int:
+        """The digest of all lines."""
+        self._write()
         return self._chain
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The newest line."""
+        self._write()
+        return self._last
 
     def close(self) -> None:
         if self._file:
+            self._write()
             if not self._path.exists() or not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
                 print(f"warning: {self._path}: was deleted or replaced during training, so the run cannot be compared with others", file=sys.stderr)
             self._file.close()
@@ -179,7 +217,7 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
             break
         line = _require_line(path, number, text)
         if "step" not in line:
-            head = line
+            algorithm_of(path, head := line)
             continue
         step = line["step"]
         chain = 0 if step == 1 else before
@@ -224,9 +262,21 @@ def _require_line(path: Path, number: int, text: bytes) -> dict[str, Any]:
     return require_shape(path, line, shapes.TRACE_HEAD if number == 1 else shapes.TRACE_LINE, f"line {number}")
 
 
-def parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Where two lines of the same step part: (stage, layer), the layer empty where none is named; None where they agree."""
-    for stage in STAGES:
+def algorithm_of(path: Path, head: Mapping[str, Any]) -> str:
+    """How the tensors of a trace are digested.
+
+    Raises:
+        DamagedFile: by something that is not known here.
+    """
+    name = head.get("algorithm", XXH3)
+    if name not in ALGORITHMS:
+        raise damaged(path, f"its digests are by {name!r}, which this version does not know")
+    return name
+
+
+def parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any], *, stages: Collection[str] = tuple(STAGES)) -> tuple[str, str] | None:
+    """Where two lines of the same step part: (stage, layer), the layer empty where none is named; None where they agree in all `stages`."""
+    for stage in stages:
         if first.get(stage) == second.get(stage):
             continue
         layers = first.get("layers", {}).get(stage), second.get("layers", {}).get(stage)
@@ -236,7 +286,7 @@ def parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, An
 
 def altered_weights(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:
     """The first tensor of a state_dict that is not the one of the line, empty where none can be named; None where all are."""
-    numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=head.get("gradients", ()))
+    numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=head.get("gradients", ()), algorithm=head.get("algorithm", XXH3))
     if f"{combine(numbers):016x}" == line["weights"]:
         return None
     there = line.get("layers", {}).get("weights", "")

@@ -58,6 +58,8 @@ class Comparison(Callback):
 
     def __init__(self, folder: RunFolder, *, steps: int | None = None, logged: Mapping[tuple[int, str], float] | None = None, goes_on: bool = False) -> None:
         self._head, self._lines = trace.read_trace_of(folder)
+        self.algorithm = trace.algorithm_of(folder.trace, self._head)
+        """How the other run's tensors were digested: the second training is to do as much."""
         self.wanted = sum(steps is None or step <= steps for step in self._lines)
         """How many steps will be compared: those of the trace, which may be every hundredth."""
         self.missing = trace.what_is_missing(self._lines)

@@ -16,6 +16,7 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Loss
 from samewise.runner.processes.peers import Alone, Peers
+from samewise.runner.records.on_device import numbers
 from samewise.runner.strategies.layout import Layout
 
 
@@ -26,17 +27,22 @@ class Tally:
     count: float = 0.0
     nominal: float = 1.0
     """What each loss was divided by before its backward pass."""
-    sums: dict[str, float] = field(default_factory=dict[str, float])
-    seen: tuple[tuple[int, int], ...] = ()
-    """Digests of each micro-batch as it was loaded and as the model got it, in order; none where nothing is traced."""
+    sums: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Numbers; float64[] on a device, until they are read."""
+    seen: tuple[tuple[int, Any], ...] = ()
+    """Digests of each micro-batch as it was loaded and as the model got it, in order; none where nothing is traced. On a device the second is what reads it."""
 
     @classmethod
-    def of(cls, loss: Loss, *, nominal: float, seen: tuple[tuple[int, int], ...] = ()) -> Tally:
+    def of(cls, loss: Loss, *, nominal: float, seen: tuple[tuple[int, Any], ...] = ()) -> Tally:
         """A micro-batch's, whose loss was divided by `nominal` before its backward pass."""
-        parts = {"loss": loss.total, **loss.parts}
-        if loss.parts and not loss.total.is_cpu:  # together: each copy waits for the device
-            parts = dict(zip(parts, torch.stack([one.detach().double() for one in parts.values()]).cpu(), strict=True))
-        return cls(loss.count, nominal, {name: one.item() for name, one in parts.items()}, seen)
+        sums = {name: one.item() if one.is_cpu else one.detach().double() for name, one in {"loss": loss.total, **loss.parts}.items()}
+        return cls(loss.count, nominal, sums, seen)
+
+    def read(self, *others: Tensor) -> tuple[Tally, list[float]]:
+        """It in numbers, and other tensors' single values, read together: whatever is read from a device waits for it."""
+        values = numbers([*self.sums.values(), *others])
+        sums = dict(zip(self.sums, values, strict=False))
+        return Tally(self.count, self.nominal, sums, tuple((one, other() if callable(other) else other) for one, other in self.seen)), values[len(sums) :]
 
     @property
     def weight(self) -> float:
@@ -44,7 +50,7 @@ class Tally:
         return self.count / self.nominal
 
     def means(self, *, prefix: str = "") -> dict[str, float]:
-        """The losses by name, per item counted."""
+        """The losses by name, per item counted; once it has been read."""
         return {f"{prefix}{name}": value / self.count for name, value in self.sums.items()}
 
 
@@ -148,7 +154,7 @@ class Strategy(abc.ABC):
 
     def gather(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
         """The tallies of all ranks, in order, and a further small value of each rank; with them the ranks agree whether to stop."""
-        said = self.peers.gather(([vars(tally) for tally in tallies], facts, self.peers.stop_heard))
+        said = self.peers.gather(([vars(tally.read()[0]) for tally in tallies], facts, self.peers.stop_heard))
         self.peers.stop_agreed = next((heard for _, _, heard in said if heard), None)
         return [Tally(**tally) for some, _, _ in said for tally in some], [facts for _, facts, _ in said]
 

@@ -22,7 +22,7 @@ from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.packing import pack, unpack
 from samewise.runner.processes.peers import Processes
-from samewise.runner.records.digest import combine, digests
+from samewise.runner.records.digest import begin, combine
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.layout import Layout
 from samewise.runner.strategies.modules import large_children, match_modules
@@ -60,11 +60,11 @@ class Shards(Layout):
     def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
         return empty(shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
 
-    def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        """Of a sharded tensor: the digest of its shards' digests. Each process reads its own."""
-        mine = digests(one.to_local() if isinstance(one, DTensor) else one for one in tensors)
-        everyone = self.peers.gather(mine)
-        return [combine(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
+    def digests(self, tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
+        """Of a sharded tensor: the digest of its shards' digests. Each process reads its own, at once, since all must have them."""
+        everyone = self.peers.gather(begin([one.to_local() if isinstance(one, DTensor) else one for one in tensors], algorithm)())
+        found = [combine(shards) if isinstance(one, DTensor) else shards[0] for one, shards in zip(tensors, zip(*everyone, strict=True), strict=True)]
+        return lambda: found
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         norm = nn.utils.get_total_norm(gradients)

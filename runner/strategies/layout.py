@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from samewise.runner.optim.norm import total_norm
 from samewise.runner.processes.peers import Peers
-from samewise.runner.records.digest import digests
+from samewise.runner.records.digest import begin
 
 
 class Layout:
@@ -44,9 +44,9 @@ class Layout:
         """A tensor, or this process's shard of one, to be filled from a checkpoint in shards."""
         return torch.empty(shape, dtype=dtype)
 
-    def digests(self, tensors: Sequence[Tensor | None]) -> list[int]:
-        """A digest for each tensor, on rank 0. All ranks must call it."""
-        return digests(tensors) if self.peers.is_main else []
+    def digests(self, tensors: Sequence[Tensor | None], algorithm: str) -> Callable[[], list[int]]:
+        """Begin to digest tensors, on rank 0, and give what reads the digests. All ranks must call it."""
+        return begin(tensors if self.peers.is_main else [], algorithm)
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """float32[]: the 2-norm of all gradients together."""

@@ -24,6 +24,9 @@ def tell_apart(folder: RunFolder, step: int, there: Run, here: Run | None) -> tu
         here: Built from a config that was changed, new; None where nothing was.
     """
     head, lines = trace.read_trace_of(folder)
+    for run in (there, here):
+        if run is not None:
+            run.recorder.trace.algorithm = trace.algorithm_of(folder.trace, head)
     first = max((known for known in lines if known < step), default=0) + 1  # a sparse trace says only that it is one of several
     one, two = _nearest(folder, first, there), None if here is None else copy_to_cpu(state_of(here))
     for at in range(first, step + 1):

@@ -32,6 +32,7 @@ from samewise.runner.optim.initialise import initialise
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
 from samewise.runner.records import environment
 from samewise.runner.records.checkpoint_writer import Checkpoints
+from samewise.runner.records.digest import ON_DEVICE, XXH3
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
 from samewise.runner.strategies.base import Strategy, choose_device
@@ -147,7 +148,8 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
 def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strategy) -> Trace:
     layout, settings = strategy.layout, cfg.trace
     every, layers = settings.every_steps, settings.layers_every_steps
-    return Trace(folder.trace, model, digests_of=layout.digests, shards=layout.shards, every_steps=every, layers_every_steps=layers)
+    algorithm = XXH3 if strategy.device.type == "cpu" else ON_DEVICE
+    return Trace(folder.trace, model, digests_of=layout.digests, algorithm=algorithm, shards=layout.shards, every_steps=every, layers_every_steps=layers)
 
 
 def build_predictor(composed: Composed, project: Project, state: Mapping[str, Any], *, classes: Sequence[str] = (), weights: str | None = None) -> Predictor:

@@ -60,9 +60,10 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         with phase.training(run.step):
             tallies = run.strategy.carry(micro_batches, partial(_forward, run, phase))
         tally = run.strategy.reduce(tallies)
+        tally, (norm,) = tally.read(phase.condition_gradients(tally, run.precision, run.clip_norm))
         seen += tally.seen
         prefix = "" if len(run.phases) == 1 else f"{phase.spec.name}/"
-        norms[f"{prefix}gradient_norm"] = norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
+        norms[f"{prefix}gradient_norm"] = norm
         losses |= tally.means(prefix=prefix)
         require_finite_step(run, losses, norm)
         run.precision.stepper(phase.optimizer)()

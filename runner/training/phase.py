@@ -43,16 +43,14 @@ class TrainingPhase:
         """Of its parameter groups, without repeats, in order."""
         return list(dict.fromkeys(float(group["lr"]) for group in self.optimizer.param_groups))
 
-    def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> float:
-        """Make the sums of gradients the gradient of the mean loss, and clip it. Returns its 2-norm before clipping."""
+    def condition_gradients(self, tally: Tally, precision: Precision, clip_norm: float | None) -> Tensor:
+        """Make the sums of gradients the gradient of the mean loss, and clip it. Returns float32[], its 2-norm before clipping, which nobody has waited for."""
         precision.unscale(self.optimizer)
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if tally.weight != 1.0:
-            for gradient in gradients:
-                gradient.mul_(1.0 / tally.weight)
+        if tally.weight != 1.0 and gradients:
+            torch._foreach_mul_(gradients, 1.0 / tally.weight)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         norm = self.total_norm(gradients)
-        if clip_norm is not None:
+        if clip_norm is not None and gradients:
             scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
-            for gradient in gradients:
-                gradient.mul_(scale)
-        return norm.item()
+            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        return norm

@@ -216,7 +216,7 @@ def test_gradients_are_averaged_and_clipped_as_torch_clips(count: float, nominal
     for parameter, one in zip(parameters, sums, strict=True):
         parameter.grad = one
     phase = TrainingPhase(0, Phase(), SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1))
-    assert phase.condition_gradients(Tally(count, nominal), Precision(), clip_norm) == pytest.approx(norm, rel=1e-6)
+    assert phase.condition_gradients(Tally(count, nominal), Precision(), clip_norm).item() == pytest.approx(norm, rel=1e-6)
     shrunk = min(1.0, clip_norm / (norm + 1e-6)) if clip_norm is not None else 1.0
     for parameter, one in zip(parameters, expected, strict=True):
         if one is None:

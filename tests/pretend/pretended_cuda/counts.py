@@ -57,8 +57,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self.open: list[Counts] = []
+        self.waited = 0
+        """How often the host has waited, counted or not."""
 
     def _add(self, **amounts: int) -> None:
+        self.waited += amounts.get("waits", 0)
         if self.open:
             place = here()
             for counts in self.open:

@@ -72,6 +72,17 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
             yield owner, name, getattr(cuda_only, f"chosen_{name}")(getattr(owner, name))
 
 
+class Event:
+    """A moment of the device's one stream. Who waits for anything later has waited for it."""
+
+    def record(self) -> None:
+        self._waited = RECORDER.waited
+
+    def synchronize(self) -> None:
+        if RECORDER.waited == self._waited:
+            RECORDER.wait()
+
+
 def _answers() -> dict[str, Any]:
     """What torch.cuda says, does and has."""
     return {
@@ -98,6 +109,7 @@ def _answers() -> dict[str, Any]:
         "set_rng_state": lambda state, *_: GENERATOR.set_state(state),
         "set_rng_state_all": lambda states: GENERATOR.set_state(states[0]),
         "default_generators": (GENERATOR,),
+        "Event": Event,
     }
 
 

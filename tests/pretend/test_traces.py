@@ -1,0 +1,103 @@
+"""What is recorded of a training on a device: digested there, and read when nobody has to wait for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretended_cuda import PretendedDevice, pretended
+from torch import nn
+
+from samewise.runner.records import trace
+from samewise.runner.records.digest import ON_DEVICE, XXH3, begin_value
+from samewise.runner.records.on_device import begin
+from samewise.runner.records.trace import Trace
+
+
+def steps(path: Path, device: str, *, algorithm: str = ON_DEVICE, start: int = 0, chain: int = 0, stop: int = 3) -> Iterator[Trace]:
+    """A trace of a small network's steps, after each of them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).to(device)
+    written = Trace(path, net, algorithm=algorithm)
+    written.open(start, chain)
+    for step in range(1, stop + 1):
+        net(torch.arange(20.0).view(5, 4).to(device) * step).sum().backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.1 * parameter.grad  # pyright: ignore[reportOperatorIssue]
+        if step > start:
+            ((_, read),) = written.digests(step, {"x": torch.ones(2)}, {"x": torch.ones(2).to(device)})
+            written.record(step, batch=step, inputs=read() if callable(read) else read, loss=float(step))
+        net.zero_grad()
+        yield written
+    written.close()
+
+
+def test_a_step_is_digested_without_waiting_and_its_line_is_written_with_the_next(device: PretendedDevice, tmp_path: Path):
+    path, waits = tmp_path / "trace.jsonl", []
+    written = steps(path, "cuda")
+    for _ in range(3):
+        next(written)
+        waits.append(len(path.read_text().splitlines()) - 1)
+    assert waits == [0, 1, 2]
+    assert [*written] == []  # it ends, and is closed
+    head, lines = trace.read_trace(path)
+    assert (head["format"], head["algorithm"]) == (2, ON_DEVICE)
+    assert list(lines) == [1, 2, 3]
+
+
+def test_its_digests_are_those_that_the_cpu_computes(tmp_path: Path):
+    list(steps(tmp_path / "cpu", "cpu"))
+    with pretended():
+        list(steps(tmp_path / "cuda", "cuda"))
+        tensor = torch.arange(7.0)
+        assert begin([tensor.cuda()])() == begin([tensor])()
+        assert begin_value([tensor.cuda()])() != begin_value([tensor.cuda() + 1])()
+    there, here = (trace.read_trace(tmp_path / name)[1] for name in ("cpu", "cuda"))
+    assert [line["layers"] for line in there.values()] == [line["layers"] for line in here.values()]
+
+
+@pytest.mark.parametrize("algorithm", [XXH3, ON_DEVICE])
+def test_a_trace_goes_on_by_the_digests_that_it_began_with(algorithm: str, device: PretendedDevice, tmp_path: Path):
+    other = XXH3 if algorithm == ON_DEVICE else ON_DEVICE
+    for _ in steps(tmp_path / "whole", "cuda", algorithm=algorithm):
+        pass
+    *_, half = steps(tmp_path / "cut", "cuda", algorithm=algorithm, stop=2)
+    for _ in steps(tmp_path / "cut", "cuda", algorithm=other, start=2, chain=half.chain):
+        pass
+    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_a_line_that_is_asked_for_is_read_at_once(device: PretendedDevice, tmp_path: Path):
+    for step, written in enumerate(steps(tmp_path / "trace.jsonl", "cuda"), start=1):
+        assert written.last["step"] == step
+        assert written.last["chain"] == f"{written.chain:016x}"
+
+
+GIVEN = ("experiment=gan_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "max_steps=3", "--json")
+
+
+@pytest.mark.slow
+def test_runs_on_two_devices_are_compared_in_what_their_traces_have_in_common(samewise: Callable[..., Any], tmp_path: Path):
+    def trained(root: str, *more: str) -> str:
+        done = samewise("train", *GIVEN, f"run_root={tmp_path / root}", *more)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])["folder"]
+
+    cpu = trained("cpu", "device=cpu")
+    with pretended():
+        cuda = trained("cuda", "device=cuda")
+        again = trained("again", "device=cuda")
+        assert "trace:       the same bits in all 3 common steps" in samewise("diff", cuda, again).stdout
+        said = samewise("verify", cuda).stdout
+        assert "the same bits: 3 of 3 steps compared" in said
+        said = samewise("verify", cuda, "--anyway", "device=cpu", "--coarse").stdout
+        assert "the same bits: 3 of 3 steps compared" in said  # it digests as the run did, and the pretended device computes as the CPU
+    said = samewise("diff", cpu, cuda).stdout
+    assert f"trace:       digests by {XXH3} | {ON_DEVICE} cannot be compared" in said
+    assert "gave different gradients" not in said
+    assert "became a different input" not in said
