@@ -111,22 +111,37 @@ RECORDS_DIFF = "SAMEWISE_GIT_DIFF"
 _LEFT_OUT = [f":(top,exclude,icase,glob)**/{name}{below}" for name in SECRET_FILES for below in ("", "/**")]
 
 
+_GIT = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false")
+_OF_GIT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none", "GIT_TERMINAL_PROMPT": "0"}
+"""With the arguments, why git runs nothing: no monitor, no hook after it has written its index, no connection for an object that is missing."""
+
+
 def git_state(folder: Path) -> dict[str, Any]:
-    """The commit, and the diff of uncommitted work, of the checkout around `folder`; empty if there is none."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
+    """The commit, and the diff of uncommitted work, of the checkout around `folder`; empty if there is none.
+
+    A checkout may have been received, with a .git/config that names commands: none of them is run, and no folder but its own is looked at.
+    """
+    top, commit, filters = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD"), _without_filters(folder)
+    if top is None or commit is None or filters is None or not os.path.lexists(Path(top.removesuffix("\n"), ".git")):
         return {}
-    changed = _git(folder, "diff", "--name-only", "HEAD") or ""
+    changed = _git(folder, *filters, "diff", "--no-ext-diff", "--ignore-submodules=dirty", "--name-only", "HEAD") or ""
     state = {"commit": commit.strip(), "branch": (_git(folder, "branch", "--show-current") or "").strip(), "dirty": bool(changed)}
     if os.environ.get(RECORDS_DIFF) == "0":
         return state
-    diff = _git(folder, "-c", "core.quotePath=false", "diff", "--no-ext-diff", "--no-textconv", "HEAD", "--", ":(top)", *_LEFT_OUT) or ""
+    diff = _git(folder, *filters, "diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD", "--", ":(top)", *_LEFT_OUT) or ""
     return {**state, "diff": without_keys(redact(diff))[:1_000_000]}
+
+
+def _without_filters(folder: Path) -> list[str] | None:
+    """The arguments by which git passes no file through a filter, each a command of the configuration's; None where one cannot be switched off."""
+    names = (_git(folder, "config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process|required)$") or "").split("\0")[:-1]
+    off = [part for name in names for part in ("-c", f"{name}={'false' if name.endswith('.required') else ''}")]
+    return None if any("=" in name for name in names) else off
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(["git", *_GIT, *arguments], cwd=folder, env={**os.environ, **_OF_GIT}, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -13,6 +13,7 @@ from samewise.runner.config import project
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
+from samewise.runner.records.environment import git_state
 
 TINY = ["experiment=resnet18_digits", "debug=tiny", "max_steps=1", "tracking=none", "evaluate.pictures=false", "callbacks=none"]
 MARKS = "import pathlib\npathlib.Path(__file__).with_name('mark').write_text(__name__)\n"
@@ -75,6 +76,63 @@ def test_a_file_that_sets_something_of_hydras_is_refused(settings: str, tmp_path
     (tmp_path / "experiment" / "strange.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"hydra\.\w+.*(a config file sets this for Hydra|.*strange\.yaml)"):
         compose(["experiment=strange"], project=Project(tmp_path, configs=(tmp_path,)))
+
+
+def git(folder: Path, *arguments: str) -> None:
+    quiet = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "file"}
+    subprocess.run(["git", "-c", "user.email=a@b", "-c", "user.name=a", *arguments], cwd=folder, env={**os.environ, **quiet}, check=True, capture_output=True)
+
+
+RUNS = {
+    "a monitor": ["core.fsmonitor {}"],
+    "a filter": ["filter.x.clean {}; cat"],
+    "a required filter": ["filter.x.clean {}; cat", "filter.x.required true"],
+    "a filter that stays": ["filter.x.process {}"],
+    "a filter with a sign in its name": ["filter.a=b.clean {}; cat"],
+    "a program for differences": ["diff.external {} #"],
+    "a program for differences of a kind": ["diff.x.command {} #", "diff.x.textconv {}; cat"],
+    "a hook": ["core.hooksPath hooks"],
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_checkout_that_was_received_runs_nothing_when_its_state_is_recorded(kind: str, tmp_path: Path) -> None:
+    here, mark = tmp_path / "checkout", tmp_path / "mark"
+    here.mkdir()
+    git(here, "init", "-q")
+    (here / "a.txt").write_text("a\n")
+    (here / ".gitattributes").write_text("*.txt filter=a=b diff=x\n" if "sign" in kind else "*.txt filter=x diff=x\n")
+    (here / "hooks").mkdir()
+    hook = here / "hooks" / "post-index-change"
+    hook.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    git(here, "add", ".")
+    git(here, "commit", "-q", "-m", "x")
+    hook.chmod(0o755)
+    (here / "a.txt").write_text("b\n")
+    for line in RUNS[kind]:
+        key, _, value = line.partition(" ")
+        git(here, "config", key, value.format(f"touch {mark}"))
+    os.utime(here / ".gitattributes")  # which git would look at again, and write its index
+    state = git_state(here)
+    assert not mark.exists()
+    assert "sign" in kind or (state["dirty"] and "+b" in state["diff"])
+    for control in (("diff", "HEAD"), ("status",)):
+        subprocess.run(["git", *control], cwd=here, capture_output=True, check=False)
+    assert mark.exists()  # else the test could not fail
+
+
+def test_a_checkout_whose_files_lie_elsewhere_is_not_looked_at(tmp_path: Path) -> None:
+    here, mine = tmp_path / "checkout", tmp_path / "mine"
+    here.mkdir()
+    mine.mkdir()
+    git(here, "init", "-q")
+    (here / "notes").write_text("theirs\n")
+    git(here, "add", ".")
+    git(here, "commit", "-q", "-m", "x")
+    (mine / "notes").write_text("mine\n")
+    assert git_state(here)["commit"]
+    git(here, "config", "core.worktree", str(mine))
+    assert git_state(here) == {}
 
 
 @pytest.mark.parametrize("line", ["samewise train experiment=", "samewise train +experiment=x"])
