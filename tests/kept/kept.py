@@ -1,6 +1,7 @@
-"""What every experiment composes to and what it trains to when reduced, as digests: `python tests/kept/kept.py` writes kept.json anew.
+"""What every experiment composes to, and what it trains to when reduced, as digests: `python tests/kept/kept.py` writes them into kept.json.
 
-Do so only with a change that is meant to alter a config or a result, and say in CHANGELOG.md why.
+What was trained on other kinds of machine stays; where nothing was trained on this one, the tests of bits are skipped. Write digests anew only with a change that
+is meant to alter a config or a result, drop those of machines that cannot be had, and say in CHANGELOG.md why.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ def shown(experiment: str) -> str:
     return hashlib.sha256(said.getvalue().encode()).hexdigest()
 
 
-def reduced(root: Path) -> dict[str, Any]:
-    """What the one run below `root` came to."""
+def reduced(root: Path) -> tuple[str, dict[str, str]]:
+    """The fingerprint of the one run below `root`, and what it came to."""
     (folder,) = root.glob("*/*")
     summary = json.loads((folder / "summary.json").read_text())
-    return {
-        "fingerprint": summary["fingerprint"],
-        "weights_sha256": summary["weights_sha256"],
-        "trace": hashlib.sha256((folder / "trace.jsonl").read_bytes()).hexdigest(),
-    }
+    trace = hashlib.sha256((folder / "trace.jsonl").read_bytes()).hexdigest()
+    return summary["fingerprint"], {"weights_sha256": summary["weights_sha256"], "trace": trace}
+
+
+def trained_here(kept: dict[str, Any], root: Path) -> dict[str, dict[str, str]] | None:
+    """By experiment, what was trained on such a machine as the one run below `root` was; None: nothing."""
+    return next((one["experiments"] for one in kept["trained"] if one["machine"] == machine(root)), None)
 
 
 def machine(root: Path) -> dict[str, Any]:
@@ -48,12 +51,16 @@ def main() -> None:
     """Train all experiments, reduced, and write down what they came to."""
     from samewise.runner.cli import main as samewise
 
-    written: dict[str, Any] = {}
+    kept: dict[str, Any] = json.loads(FILE.read_text())
+    kept["show"] = {experiment: shown(experiment) for experiment in EXPERIMENTS}
+    here: dict[str, Any] = {"experiments": {}}
     for experiment in EXPERIMENTS:
         with tempfile.TemporaryDirectory() as root:
             assert samewise(["train", f"experiment={experiment}", "debug=tiny", "tracking=none", "evaluate.pictures=false", f"run_root={root}"]) == 0
-            written |= {"machine": machine(Path(root)), experiment: {"show": shown(experiment), "reduced": reduced(Path(root))}}
-    FILE.write_text(json.dumps(written, indent=1) + "\n")
+            here = {"machine": machine(Path(root)), "experiments": here["experiments"]}
+            kept["fingerprints"][experiment], here["experiments"][experiment] = reduced(Path(root))
+    kept["trained"] = [*(one for one in kept["trained"] if one["machine"] != here["machine"]), here]
+    FILE.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
