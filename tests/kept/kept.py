@@ -1,7 +1,7 @@
 """What every experiment composes to, and what it trains to when reduced, as digests: `python tests/kept/kept.py` writes them into kept.json.
 
-What was trained on other kinds of machine stays; where nothing was trained on this one, the tests of bits are skipped. Write digests anew only with a change that
-is meant to alter a config or a result, drop those of machines that cannot be had, and say in CHANGELOG.md why.
+What was trained on other kinds of machine stays; where nothing was trained on this one, the tests of bits are skipped. Write digests anew only with a
+change that is meant to alter a config or a result, drop those of machines that cannot be had, and say in CHANGELOG.md why.
 """
 
 from __future__ import annotations
