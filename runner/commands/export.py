@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from samewise.runner.exports.call import Call
     from samewise.runner.records.folder import RunFolder
 
-KINDS = ("safetensors", "pt2", "aoti", "onnx")
+KINDS = ("safetensors", "pt2", "aoti", "onnx", "executorch")
 
 EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
@@ -28,6 +28,7 @@ formats: safetensors  weights alone, by the model's names; written with every ot
          pt2          torch.export's program, for Python and as the start for ExecuTorch
          aoti         AOTInductor's package, compiled for this kind of CPU, for C++ and Python; needs a C++ compiler
          onnx         for onnxruntime in Python, C++, Java, C#, Node and browsers
+         executorch   for phones and small devices; needs the package executorch
 """
 
 

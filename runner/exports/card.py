@@ -11,6 +11,7 @@ from samewise.runner.secrets import printable
 _RUN: Final = {
     "pt2": "torch.export.load('{file}').module()({inputs})  # Python, torch {torch}",
     "aoti": "torch._inductor.aoti_load_package('{file}')({inputs})  # Python or C++, with torch {torch} and this kind of CPU",
+    "executorch": "executorch.runtime.Runtime.get().load_program('{file}').load_method('forward').execute([{inputs}])  # likewise in C++, Kotlin and Swift",
     "onnx": "onnxruntime.InferenceSession('{file}').run(None, {{{feeds}}})  # Python; likewise in Node, Java, C#, C++ and browsers",
 }
 _SHOWN: Final = 100
@@ -65,7 +66,17 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     inputs, feeds = ", ".join(_plain(name) for name in said["inputs"]), ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in said["inputs"])
     version = (environment.get("versions") or {}).get("torch", "")
     for name, form in said["formats"].items():
-        yield from ("```python", _RUN[name].format(file=form["file"], inputs=inputs, feeds=feeds, torch=version), "```", f"{form['compared']}", "")
+        needs = f"Operators: {', '.join(form['operators'])}" if form["operators"] else ""
+        yield from (
+            "```python",
+            _RUN[name].format(file=form["file"], inputs=inputs, feeds=feeds, torch=version),
+            "```",
+            "",
+            f"{form['compared']}",
+            "",
+            needs,
+            "",
+        )
     yield "`vectors.safetensors` holds an input and what the model gives for it; `samewise verify FOLDER` runs it in every runtime that is here."
 
 

@@ -61,7 +61,18 @@ class Node(Client):
         return ["node", str(folder / "verify.mjs")] if shutil.which("node") else "node is not installed"
 
 
-CLIENTS: Final[tuple[Client, ...]] = (Cpp(), Node())
+class Java(Client):
+    """onnxruntime's jar, and ONNX."""
+
+    language, format, folder = "Java", "onnx", "java"
+
+    def command(self, folder: Path) -> list[str] | str:
+        if not any(folder.glob("onnxruntime*.jar")):
+            return "onnxruntime's jar is not in docs/examples/java"
+        return ["java", "-cp", str(folder / "*"), str(folder / "Verify.java")] if shutil.which("java") else "java is not installed"
+
+
+CLIENTS: Final[tuple[Client, ...]] = (Cpp(), Node(), Java())
 
 
 def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> list[Difference] | str:

@@ -66,6 +66,7 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
             raise ConfigError(Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint))
         found.append(held)
     write_tensors(folder / OPERATORS, numbers)
+    kinds = {one.format: formats.FORMATS[one.format].kinds(folder / formats.FORMATS[one.format].file) for one in found}
     described = {
         **about,
         "module": call.part,
@@ -73,7 +74,7 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
         "inputs": {name: _form(tensor) for name, tensor in call.inputs.items()},
         "outputs": {name: _form(tensor) for name, tensor in call.outputs.items()},
         "tolerance": tolerance,
-        "formats": {one.format: {"file": formats.FORMATS[one.format].file, "compared": one.words} for one in found},
+        "formats": {one.format: {"file": formats.FORMATS[one.format].file, "compared": one.words, "operators": kinds[one.format]} for one in found},
         "weights": {name: _sha256(tensor) for name, tensor in weights.items()},
         "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())},
     }

@@ -7,7 +7,7 @@ import logging
 import shutil
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -25,6 +25,8 @@ from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.operators import Operator, kept, of_program, own_name
 
+Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
+
 
 class Format(ABC):
     """One format: a file of an export's folder."""
@@ -37,23 +39,29 @@ class Format(ABC):
     """Packages to write it."""
     runs_with: ClassVar[tuple[str, ...]] = ()
     """Packages to run it."""
+    install: ClassVar[str] = "pip install 'samewise[export]'"
+    """What brings them."""
 
     def lacks(self, to_be: str) -> str:
         """What is missing for the file to be `written` or `run`, and how to get it, in words; empty where nothing is."""
         missing = [name for name in (self.needs if to_be == "written" else self.runs_with) if find_spec(name) is None]
-        return f"needs {' and '.join(missing)}: pip install 'samewise[export]'" if missing else ""
+        return f"needs {' and '.join(missing)}: {self.install}" if missing else ""
 
     @abstractmethod
     def write(self, call: Call, path: Path) -> fx.GraphModule | None:
         """Write the model; the program whose operators the file has, where `operators` finds them by their names."""
 
     @abstractmethod
-    def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """What the runtime makes of the inputs, in the model's order."""
+    def load(self, path: Path) -> Run:
+        """The file in its runtime: takes the inputs, and gives what the runtime makes of them, in the model's order."""
 
     def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
         """What the runtime makes of single operators, those of these names, in their order. Default: it does not tell."""
         return []
+
+    @abstractmethod
+    def kinds(self, path: Path) -> list[str]:
+        """The kinds of operators that a runtime needs for it, as the format calls them, in alphabetical order."""
 
     @abstractmethod
     def weights(self, path: Path) -> dict[str, Tensor]:
@@ -69,12 +77,15 @@ class Pt2(Format):
         torch.export.save(program := _program(call), str(path))
         return _graph(program)
 
-    def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        with torch.no_grad():
-            return list(torch.export.load(str(path)).module()(*inputs.values()))
+    def load(self, path: Path) -> Run:
+        program = torch.export.load(str(path)).module()
+        return torch.no_grad()(lambda inputs: list(program(*inputs.values())))
 
     def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
         return of_program(_graph(torch.export.load(str(path))), list(inputs.values()))
+
+    def kinds(self, path: Path) -> list[str]:
+        return sorted({str(node.target) for node in torch.export.load(str(path)).graph.nodes if node.op == "call_function"})
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         return _unwrapped(torch.export.load(str(path)).state_dict)
@@ -94,12 +105,43 @@ class Aoti(Format):
         with inductor.patch(compile_threads=1):  # else a pool of processes stays
             aoti_compile_and_package(_program(call), package_path=str(path))
 
-    def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        with torch.no_grad():
-            return pytree.tree_leaves(aoti_load_package(str(path))(*inputs.values()))
+    def load(self, path: Path) -> Run:
+        package = aoti_load_package(str(path))
+        return torch.no_grad()(lambda inputs: pytree.tree_leaves(package(*inputs.values())))
+
+    def kinds(self, path: Path) -> list[str]:
+        return []  # compiled into it
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         raise NotImplementedError("they are compiled into it")
+
+
+class ExecuTorch(Format):
+    """ExecuTorch's program with its portable kernels: for phones and small devices, whose build needs the operators in it and no others."""
+
+    name, file, runtime = "executorch", "model.pte", "ExecuTorch"
+    needs, runs_with, install = ("executorch",), ("executorch",), "pip install executorch"
+
+    def write(self, call: Call, path: Path) -> None:
+        from executorch.exir import to_edge  # pyright: ignore[reportMissingImports]
+
+        path.write_bytes(to_edge(_program(call)).to_executorch().buffer)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+    def load(self, path: Path) -> Run:
+        from executorch.runtime import Runtime  # pyright: ignore[reportMissingImports]
+
+        program = Runtime.get().load_program(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        method = program.load_method("forward")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return lambda inputs: [one.clone() for one in method.execute([tensor.contiguous() for tensor in inputs.values()])]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+    def kinds(self, path: Path) -> list[str]:
+        from executorch.exir._serialize._program import deserialize_pte_binary  # pyright: ignore[reportMissingImports]
+
+        plans = deserialize_pte_binary(path.read_bytes()).program.execution_plan  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return sorted({f"{one.name}.{one.overload}".rstrip(".") for plan in plans for one in plan.operators})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+    def weights(self, path: Path) -> dict[str, Tensor]:
+        raise NotImplementedError("they have no names in it")
 
 
 class Onnx(Format):
@@ -116,8 +158,9 @@ class Onnx(Format):
         made.save(str(path), external_data=False)
         return _graph(made.exported_program) if made.exported_program else None
 
-    def results(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        return list(self._run(str(path), inputs).values())
+    def load(self, path: Path) -> Run:
+        call = self._session(str(path))
+        return lambda inputs: list(call(inputs).values())
 
     def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
         import onnx  # pyright: ignore[reportMissingImports]
@@ -133,11 +176,16 @@ class Onnx(Format):
                 if name in names:
                     asked[output] = Operator(name, node.op_type, own_name(str(scopes[max(len(scopes) - 2, 0)])), torch.empty(0))
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in own)
-        found = self._run(model.SerializeToString(), inputs)
+        found = self._session(model.SerializeToString())(inputs)
         return [replace(one, numbers=kept(found[name])) for name, one in asked.items()]
 
-    def _run(self, model: str | bytes, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All outputs of a file, or of a model in memory, by their names in it."""
+    def kinds(self, path: Path) -> list[str]:
+        import onnx  # pyright: ignore[reportMissingImports]
+
+        return sorted({str(node.op_type) for node in onnx.load(str(path), load_external_data=False).graph.node})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+    def _session(self, model: str | bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+        """A file, or a model in memory: takes inputs, and gives all outputs by their names in it."""
         import onnxruntime  # pyright: ignore[reportMissingImports]
 
         options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -145,9 +193,13 @@ class Onnx(Format):
         options.log_severity_level = 3  # errors
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         taken = {one.name for one in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        given = {name.replace(".", "_"): tensor.numpy() for name, tensor in inputs.items() if name.replace(".", "_") in taken}
         named = [one.name for one in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        return {name: torch.from_numpy(np.asarray(one)) for name, one in zip(named, session.run(None, given), strict=True)}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+        def call(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            given = {name.replace(".", "_"): tensor.numpy() for name, tensor in inputs.items() if name.replace(".", "_") in taken}
+            return {name: torch.from_numpy(np.asarray(one)) for name, one in zip(named, session.run(None, given), strict=True)}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+        return call
 
     def weights(self, path: Path) -> dict[str, Tensor]:
         import onnx  # pyright: ignore[reportMissingImports]
@@ -157,7 +209,7 @@ class Onnx(Format):
         return _unwrapped({one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
 
 
-FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Aoti(), Onnx())}
+FORMATS: dict[str, Format] = {one.name: one for one in (Pt2(), Aoti(), Onnx(), ExecuTorch())}
 """Beside `safetensors`, which holds weights and no model."""
 
 
@@ -180,7 +232,8 @@ def write(form: Format, call: Call, path: Path) -> list[Operator]:
             program = form.write(call, path)
             return of_program(program, list(call.inputs.values())) if program else []
     except Exception as error:
-        raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {first_line(error)}", form.name)) from None
+        hint = "--bare leaves out what comes before the model, which may be what it cannot take" if call.whole else ""
+        raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {first_line(error)}", form.name, hint=hint)) from None
 
 
 def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
@@ -190,7 +243,7 @@ def run(form: Format, path: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         ValueError: it fails, in the runtime's words.
     """
     with _in_words(form):
-        return form.results(path, inputs)
+        return form.load(path)(inputs)
 
 
 def operators(form: Format, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:

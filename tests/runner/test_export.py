@@ -273,6 +273,22 @@ def test_ulps_are_the_numbers_of_the_format_in_between() -> None:
 
 
 @pytest.mark.slow
+def test_executorchs_program_takes_batches_of_any_size_and_its_operators_are_listed(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="executorch is not installed")
+    from executorch.runtime import Runtime
+
+    assert samewise("export", run, "--to", "executorch,pt2", "--out", tmp_path / "out").returncode == 0
+    found = verified(samewise, tmp_path / "out", 0)
+    assert found["executorch"]["same"] or found["executorch"]["apart"]["relative"] < 1e-5
+    operators = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]["executorch"]["operators"]
+    assert {"aten::convolution.out", "aten::relu.out"} < set(operators)
+    images = torch.randint(0, 256, (5, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    (given,) = Runtime.get().load_program(str(tmp_path / "out" / "model.pte")).load_method("forward").execute([images])
+    (expected,) = torch.export.load(str(tmp_path / "out" / "model.pt2")).module()(images)
+    assert (given - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "gan_digits"])
 def test_each_recipes_model_is_exported(samewise: Callable[..., Any], tmp_path: Path, experiment: str) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")

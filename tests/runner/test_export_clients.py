@@ -143,3 +143,11 @@ def test_a_client_that_is_not_built_is_told_of_and_one_that_fails_is_not_sound(t
     says("echo output the same bits; echo 'no such operator' >&2", 2)
     with pytest.raises(ValueError, match=r"C\+\+ cannot run it: no such operator"):
         clients.run(of("C++"), tmp_path, tmp_path, ["output"])
+
+
+@pytest.mark.slow
+def test_an_onnx_model_runs_in_java(samewise: Callable[..., Any], tmp_path: Path) -> None:
+    """Put onnxruntime's jar into docs/examples/java to have it run."""
+    if isinstance(lacks := of("Java").command(EXAMPLES / "java"), str):
+        pytest.skip(lacks)
+    holds(samewise, of("Java"), EXAMPLES, exported("onnx", tmp_path), tmp_path)
