@@ -159,7 +159,10 @@ class SpeechRecognition(Recipe):
 
     def _nats(self, log_probs: Tensor, lengths: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """float32[B] of nats a character, and bool[B]: whether there are frames enough, and so the loss is finite. Both on the CPU."""
-        target, target_length, lengths = batch["target"].cpu(), batch["target_length"].cpu(), lengths.cpu()
+        known = torch.cat([batch["target"].flatten(), batch["target_length"], lengths]).to("cpu", non_blocking=True)
+        log_probs = log_probs.float().cpu()  # waits for the device, and so for what was asked of it before
+        size = len(log_probs)
+        target, target_length, lengths = known[: -2 * size].view(batch["target"].shape), known[-2 * size : -size], known[-size:]
         needed = ctc.frames_needed(target, target_length)
         possible = needed <= lengths
         if self._impossible == "error" and not bool(possible.all()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -90,13 +90,13 @@ class Bucket:
     def add(self) -> None:
         """Take the parameters' gradients as the next replica's, and clear them."""
         flat = self._buffer()
-        for number, (parameter, view) in enumerate(zip(self.parameters, flat.views, strict=True)):
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad)
-                self.touched[number] = True
-                parameter.grad = None
+        given = {number: parameter.grad for number, parameter in enumerate(self.parameters) if parameter.grad is not None}
+        copy_all([flat.views[number] for number in given], list(given.values()))
+        if without := [view for number, view in enumerate(flat.views) if number not in given]:
+            torch._foreach_zero_(without)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        for number in given:
+            self.touched[number] = True
+            self.parameters[number].grad = None
         self._climb(flat)
 
     def add_nothing(self) -> None:
@@ -170,10 +170,10 @@ class ReplicaBuffers:
     def begin(self, replica: int) -> None:
         """Before a replica's first forward pass."""
         if not self._start:
-            self._start = [buffer.clone() for buffer in self.tensors]
+            self._start = self._copies()
         if replica > 0:
             if not self._kept:  # what replica 0 has left, or the step's start where that is carried elsewhere or had no samples
-                self._kept = [buffer.clone() for buffer in self.tensors]
+                self._kept = self._copies()
             self.set(self._start)
 
     def finish(self) -> None:
@@ -185,5 +185,20 @@ class ReplicaBuffers:
     @torch.no_grad()
     def set(self, values: Sequence[Tensor]) -> None:
         """Overwrite them all."""
-        for buffer, value in zip(self.tensors, values, strict=True):
-            buffer.copy_(value)
+        copy_all(self.tensors, values)
+
+    def _copies(self) -> list[Tensor]:
+        made = [torch.empty_like(buffer) for buffer in self.tensors]
+        copy_all(made, self.tensors)
+        return made
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source to its target, with one operator for all that are of a kind: a model has hundreds of small ones."""
+    kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        pairs = kinds.setdefault((target.device, target.dtype), ([], []))
+        pairs[0].append(target)
+        pairs[1].append(source)
+    for pairs in kinds.values():
+        torch._foreach_copy_(*pairs)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
