@@ -7,6 +7,7 @@ same `step`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -26,6 +27,12 @@ from samewise.runner.tracking import describing, journal
 from samewise.runner.tracking.backends import Sent
 
 _JOURNALS = ("metrics.jsonl", "system.jsonl")
+
+
+def set_up() -> None:
+    """Have wandb read its settings, but for the current folder's (`wandb/settings`): it may be another's, and the user's key is sent to the address in it."""
+    with contextlib.chdir(os.sep):
+        wandb.setup()
 
 
 class WeightsAndBiases:
@@ -70,13 +77,14 @@ class WeightsAndBiases:
         for name, value in {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
             os.environ.setdefault(name, value)
         config = cast(dict[str, Any], redact_values(yaml.safe_load(read_text(self.folder.config) or "") or {}))
+        set_up()
         run = wandb.init(
             project=self._settings["experiment"],
             name=self._settings.get("run_name") or describing.run_name(self.folder),
             id=self._id,
             resume="allow",
             group=self.folder.path.absolute().parent.name,
-            dir=str(self.folder.path),
+            dir=str(self.folder.path.absolute()),
             config={**config, "fingerprint": self.folder.path.name},
             tags=[f"{name}:{value}"[:64] for name, value in redact_values(dict(self._settings.get("tags") or {})).items()],
             settings=Settings(x_disable_stats=True, x_disable_meta=True, disable_git=True, disable_code=True, save_code=False),

@@ -152,3 +152,18 @@ printf '%s\\n' "${{COMPREPLY[@]}}" """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=strange, env=environment, timeout=120, check=False)
     assert "experiment=" in done.stdout or "x" in line
     assert not (strange / "mark").exists(), done.stdout
+
+
+@pytest.mark.slow
+def test_weights_and_biases_is_not_sought_at_an_address_in_the_current_folder(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")} | {"HOME": str(tmp_path / "home")}
+    told = []
+    for setting_up in ("wandb.setup()", "from samewise.runner.tracking.wandb import set_up; set_up()"):
+        code = f"import wandb; {setting_up}; print(wandb.setup().settings.base_url)"
+        done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        told.append(done.stdout.splitlines()[-1])
+    assert told[0] == "http://127.0.0.1:9"  # by itself wandb goes there, else the test could not fail
+    assert told[1].startswith("https://")
