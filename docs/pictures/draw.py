@@ -1,7 +1,7 @@
 """Draws the pictures of README.md and docs/ anew, from real runs in a scratch folder: `python docs/pictures/draw.py`.
 
     finished.png         a run in the terminal, repeated and verified
-    mlflow.png           five runs in the MLflow UI
+    mlflow.png           what `samewise ui` opens, over thirty runs of three experiments, twelve of them a sweep
 
 The pictures of a sweep, sweep_table.png and sweep_compared.png, come from the test that reads those pages in a browser:
 `SAMEWISE_PICTURES=docs/pictures python -m pytest tests/sweeps/test_report.py -k mlflow_ui`.
@@ -11,13 +11,17 @@ All need a Chromium and playwright, and some minutes of training.
 from __future__ import annotations
 
 import io
+import math
 import os
+import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +32,16 @@ from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
 SAMEWISE = [sys.executable, "-m", "samewise"]
-RUNS = {"lr 0.1, seed 0": (), "lr 0.1, seed 1": ("seed=1",), **{f"lr {lr}, seed 0": (f"optimizer.lr={lr}",) for lr in ("0.03", "0.3", "0.01")}}
+SOUNDS = ["experiment=resnet18_own_recordings", "dataset.root=sounds", "dataset.num_classes=3", "dataset.seconds=1", "max_epochs=4"]
+GAN = ["experiment=gan_digits", "max_epochs=10"]
+DIGITS = ["experiment=resnet18_digits", "max_epochs=4"]
+THIRTY = [
+    *([*SOUNDS, *one] for one in ([], ["optimizer.lr=0.01"], ["optimizer.lr=5e-4"], ["model.width=8"], ["seed=1"])),
+    *([*GAN, *one] for one in ([], ["seed=1"], ["callbacks.ema.decay=0.9"], ["optimizer.generator.lr=3e-3"], ["optimizer.generator.lr=3e-4"])),
+    *([*DIGITS, one] for one in ("batch_size=32", "model.width=8", "optimizer.weight_decay=0", "recipe.label_smoothing=0")),
+    *([*DIGITS, one] for one in ("optimizer.nesterov=false", "optimizer.momentum=0.8", "clip_norm=1", "optimizer.lr=0.2")),
+]
+SWEEP = [*DIGITS, "optimizer.lr=0.01,0.03,0.1,0.3", "seed=0,1,2"]
 
 
 @contextmanager
@@ -66,23 +79,53 @@ def draw_terminal() -> None:
         page.locator("svg").screenshot(path=HERE / "finished.png")
 
 
-def draw_mlflow() -> None:
-    """Five runs as charts."""
-    for name, overrides in RUNS.items():
-        said("train", "experiment=resnet18_digits", *overrides, f"tracking.run_name={name}")
+def record_sounds(folder: Path) -> None:
+    """Made-up recordings of three classes: tones that rise, stay and warble."""
+    for name, bend in {"rising": lambda at: 1 + at / 8000, "steady": lambda at: 1.0, "warbling": lambda at: 1 + 0.3 * math.sin(at / 200)}.items():
+        (folder / name).mkdir(parents=True)
+        for each in range(12):
+            draw = random.Random(f"{name} {each}")
+            pitch, phase, samples = draw.uniform(300, 600), 0.0, list[int]()
+            for at in range(8000):
+                phase += 2 * math.pi * pitch * bend(at) / 8000
+                samples.append(int(9000 * math.sin(phase) + draw.gauss(0, 500)))
+            with wave.open(str(folder / name / f"{each}.wav"), "wb") as file:
+                file.setparams((1, 2, 8000, len(samples), "NONE", ""))
+                file.writeframes(struct.pack(f"<{len(samples)}h", *samples))
+
+
+def train_thirty() -> None:
+    """Thirty runs of three experiments, twelve of them a sweep, in the current folder."""
+    record_sounds(Path("sounds"))
+    for overrides in THIRTY:
+        said("train", *overrides)
+    said("sweep", *SWEEP)
+
+
+@contextmanager
+def front_page(width: int, height: int) -> Iterator[Any]:
+    """What `samewise ui` opens, in a browser."""
     server = subprocess.Popen([*SAMEWISE, "ui", "--port", "5077"], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
-        with browser_page(1400, 1130) as page:
-            page.goto(f"{address}/#/experiments/1/runs?compareRunsMode=CHART")
-            page.get_by_placeholder("Search metric charts").fill("(train/|valid/(loss|acc))")
-            page.locator(".main-svg").nth(4).wait_for()
-            page.wait_for_timeout(3000)  # the charts move into their places
-            page.screenshot(path=HERE / "mlflow.png")
+        with browser_page(width, height) as page:
+            page.goto(address)
+            page.get_by_text("matching runs").wait_for()
+            page.wait_for_timeout(3000)  # columns get their widths
+            yield page
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(30)
+
+
+def draw_mlflow() -> None:
+    """Thirty runs in the MLflow UI, as it opens but for the panel of MLflow's assistant, which is closed after a browser's first visit."""
+    train_thirty()
+    with front_page(1720, 880) as page:
+        page.get_by_role("button", name=re.compile("close", re.IGNORECASE)).first.click()
+        page.wait_for_timeout(1500)
+        page.screenshot(path=HERE / "mlflow.png")
 
 
 def main() -> None:

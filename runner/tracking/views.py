@@ -28,8 +28,8 @@ _COMPARED = 20
 _LISTED = 20
 _LONGEST = 5000
 """Characters of a tag that every store takes."""
-_WIDTHS = {"attributes.`Run Name`": 340, "runDateAndNestInfo": 130}
-_WIDTH = 120
+_WIDTHS = {"attributes.`Run Name`": 340, "runDateAndNestInfo": 150}
+_WIDTH = 130
 """Of a column, in pixels."""
 _SECTIONS = ("best", "valid", "ema/valid", "train")
 _FOLDED = ("speed", "system")
@@ -211,6 +211,8 @@ def _line_of(experiment: str, part: Part) -> str:
     label = best[0].name.removesuffix(f" ({best[0].params.get('choices.experiment')})")
     name = f"[{_plain(label)}](#/experiments/{experiment}/runs/{best[0].id})"
     text = f"**[{part.title}]({part.address(experiment)})**: best of {len(part.runs)} is {name}, `{part.monitor}` **{best[0].metrics[part.ranked]:.4g}**"
+    if ties := sum(run.metrics[part.ranked] == best[0].metrics[part.ranked] for run in best) - 1:
+        text += f" (as good: {ties} other{'s' * (ties > 1)})"
     if apart := set_apart(best[0], part.runs):
         text += f", with {apart}"
     if len(best) > 1:

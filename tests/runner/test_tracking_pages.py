@@ -100,6 +100,11 @@ def test_the_description_of_very_many_experiments_fits_into_a_tag() -> None:
     assert len(note("1", parts(many))) <= 5000
 
 
+def test_the_description_says_how_many_runs_are_as_good_as_the_best() -> None:
+    same = [run(number, 0.5, **{"optimizer.lr": str(number)}) for number in range(3)]
+    assert "`valid/accuracy` **0.5** (as good: 2 others), with optimizer.lr **0** (not 1, 2)" in note("1", parts(same))
+
+
 def test_names_are_text_in_the_description() -> None:
     odd = [run(number, number, **{"model.act": name}) for number, name in enumerate(["relu", "<img src=x> [a](javascript:b) `c`"])]
     told = note("1", parts(odd))
