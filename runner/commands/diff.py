@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+from samewise.runner.commands import add_trust
 
 EXAMPLES = """examples:
   samewise diff 3f2a 91bc
   samewise diff runs/resnet18_digits/3f2a9c81d0b4 other/resnet18_digits/3f2a9c81d0b4 --json
+  samewise diff 3f2a 91bc --html diff.html       as a web page too
+  samewise diff 3f2a 91bc --log                  and as an artifact of both runs in MLflow
 
 exit codes: 0 the same bits in all common steps; 1 they differ, or no step is common; 2 the input was wrong
 """
@@ -20,13 +25,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
     parser.add_argument("second", metavar="RUN")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a web page that needs nothing else")
+    parser.add_argument("--log", action="store_true", help="also keep the page in MLflow, as the artifact diff/OTHER.html of both runs")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
 
-    found = _compared(saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root))
+    pair = saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root)
+    found = _compared(*pair)
+    if args.html:
+        from samewise.runner.records.files import write_atomically
+
+        write_atomically(args.html, _page(*pair, found))
+    if args.log:
+        _log(*pair, found, trust=args.trust)
     if args.json:
         print(json.dumps(found))
     else:
@@ -60,6 +75,68 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     }
 
 
+def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
+    """The comparison as a web page."""
+    from html import escape
+
+    from samewise.runner.sweep.page import document, table
+
+    names = [f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)]
+    parts = [f"<h1>{escape(names[0])} | {escape(names[1])}</h1>", *(f"<p>{escape(line)}</p>" for line in _verdict(found))]
+    if found["config"]:
+        parts += ["<h2>Config</h2>", table([{"": path, names[0]: repr(one), f"{names[1]} ": repr(two)} for path, one, two in found["config"]])]
+    if found["metrics"]:
+        rows = [{"": name, names[0]: _number(a), f"{names[1]} ": _number(b), "differs": "" if a == b else "yes"} for name, (a, b) in found["metrics"].items()]
+        parts += ["<h2>Metrics of the last evaluation</h2>", table(rows)]
+    for title, lines in (("Environment", found["environment"]), ("Code", found["code"]), ("Missing", found["missing"])):
+        if lines:
+            parts += [f"<h2>{title}</h2>", "<ul>", *(f"<li>{escape(str(line))}</li>" for line in lines), "</ul>"]
+    return document(" | ".join(names), parts)
+
+
+def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None:
+    """Keep the page in MLflow, with each run."""
+    from samewise.runner.commands.sync import address
+    from samewise.runner.config import saved
+    from samewise.runner.config.tree import plain
+    from samewise.runner.errors import ConfigError, Problem, first_line
+    from samewise.runner.records import shapes
+    from samewise.runner.records import trust as signatures
+    from samewise.runner.records.files import read_mapping
+    from samewise.runner.tracking.address import without_password
+    from samewise.runner.tracking.sender import prepare_environment
+
+    prepare_environment()
+    for folder, other in ((first, second), (second, first)):
+        run_id = read_mapping(folder.tracking, shapes.TRACKING).get("run_id")
+        if not run_id:
+            raise ConfigError(Problem("--log", "the run is not in MLflow", str(folder.path), hint=f"samewise sync {folder.path}"))
+        signatures.require(folder.config, trust=trust, uses="sends a page, with your tokens, to the MLflow store that its config.yaml names")
+        uri = address(folder, plain(saved.config_of(folder).cfg.tracking), None)
+        from samewise.runner.tracking.store import open_client
+
+        try:
+            open_client(uri).log_text(run_id, _page(first, second, found), f"diff/{other.path.name}.html")
+        except Exception as error:  # whatever the store or the network did
+            raise ConfigError(Problem("--log", f"MLflow does not take the page: {first_line(error)}", without_password(uri))) from None
+        print(f"logged to the MLflow run {run_id} as diff/{other.path.name}.html", file=sys.stderr)
+
+
+def _verdict(found: dict[str, Any]) -> list[str]:
+    """What the traces say, in lines."""
+    parts = found["parts"]
+    if not found["steps"]:
+        return ["no steps in common"]
+    lines = list[str]()
+    comparable = len(set(found["digests"])) == 1
+    if not comparable:
+        one, two = found["digests"]
+        lines.append(f"digests by {one} | {two} cannot be compared: of inputs, gradients and weights nothing is known; batches and losses are compared")
+    if parts is None:
+        return [*lines, f"the same {'bits' if comparable else 'batches and losses'} in all {found['steps']} common steps"]
+    return [*lines, f"diverges at step {parts['step']}: {parts['reason']}" + (f"; first in {parts['layer']}" if parts["layer"] else "")]
+
+
 def _print(found: dict[str, Any]) -> None:
     print("config:      " + ("the same" if not found["config"] else "differs"))
     for path, one, two in found["config"]:
@@ -73,19 +150,8 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {name:<24} {_number(one)} | {_number(two)}" + ("" if one == two else "   differs"))
     for line in found["missing"]:
         print(f"  {line}")
-    parts = found["parts"]
-    comparable = len(set(found["digests"])) == 1
-    if not found["steps"]:
-        print("trace:       no steps in common")
-        return
-    if not comparable:
-        one, two = found["digests"]
-        print(f"trace:       digests by {one} | {two} cannot be compared: of inputs, gradients and weights nothing is known; batches and losses are compared")
-    if parts is None:
-        print(f"trace:       the same {'bits' if comparable else 'batches and losses'} in all {found['steps']} common steps")
-    else:
-        layer = f"; first in {parts['layer']}" if parts["layer"] else ""
-        print(f"trace:       diverges at step {parts['step']}: {parts['reason']}{layer}")
+    for line in _verdict(found):
+        print(f"trace:       {line}")
 
 
 def _number(value: float | None) -> str:

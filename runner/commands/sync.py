@@ -134,7 +134,7 @@ def _copy(folder: RunFolder, backend: str, settings: dict[str, Any], args: argpa
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
         if backend == "mlflow":
-            settings = {**settings, "uri": _address(folder, settings, args.uri)}
+            settings = {**settings, "uri": address(folder, settings, args.uri)}
             _require_your_address(folder, settings, given=args.uri is not None, trust=args.trust)
         elif backend == "wandb" and not args.to:
             require(folder.config, trust=args.trust, uses="sends what is recorded to your account at Weights & Biases, as its config.yaml says")
@@ -166,7 +166,7 @@ def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], n
     return SyncResult(name, "sent", backend, sent.metrics, sent.files, known.get("run_id"), model=model, registered=registered or None)
 
 
-def _address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:
+def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:
     """The store's absolute URI: an SQLite file is where the trainer had it, whatever the current folder is."""
     from samewise.runner.tracking import progress
     from samewise.runner.tracking.address import check_uri, sqlite_file

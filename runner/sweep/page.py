@@ -45,14 +45,14 @@ def page(
     """
     several = any(one.point.seed is not None for one in found)
     monitor = found[0].point.monitor
-    parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", _table(setting_rows(found))]
+    parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", table(setting_rows(found))]
     if objectives and len(objectives) > 1:
-        parts += ["<h2>Objectives: what no other point beats in all</h2>", _drawn(objectives_plot, found, objectives), _table(front_rows(found, objectives))]
+        parts += ["<h2>Objectives: what no other point beats in all</h2>", _drawn(objectives_plot, found, objectives), table(front_rows(found, objectives))]
     if effects:
         parts += [
             "<h2>Effect of each parameter</h2>",
             _drawn(effects_plot, found, effects),
-            _table(effect_rows(effects)),
+            table(effect_rows(effects)),
             "<p class=note>The share is eta squared: the part of the variance between settings that lies between the parameter's values, one parameter at a "
             "time. Black: the mean over all settings with the value, and its 95 % interval.</p>",
         ]
@@ -61,8 +61,13 @@ def page(
     for metric in dict.fromkeys([monitor, "train/loss"]):
         if plot := _drawn(curves_plot, found, metric):
             parts += [f"<h2>{html.escape(metric)} by step</h2>", plot]
-    parts += ["<h2>Every point</h2>", _table(point_rows(found), state=True)]
-    head = f'<meta charset="utf-8"><title>{html.escape(folder.id)}</title><style>{_STYLE}</style>'
+    parts += ["<h2>Every point</h2>", table(point_rows(found), state=True)]
+    return document(folder.id, parts)
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A page that needs nothing else, without passwords and tokens. `parts` are HTML."""
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     return redact("\n".join(["<!doctype html>", f'<html lang="en"><head>{head}</head>', "<body>", *parts, "</body></html>", ""]))
 
 
@@ -96,7 +101,8 @@ def _head(folder: SweepFolder, found: Sequence[PointResult], spent: Cost, pages:
     return "\n".join(lines)
 
 
-def _table(rows: Sequence[Row], *, state: bool = False) -> str:
+def table(rows: Sequence[Row], *, state: bool = False) -> str:
+    """Rows as HTML; with `state`, those of runs that have not finished stand out."""
     names = columns(rows)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     lines = list[str]()

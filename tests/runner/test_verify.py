@@ -150,6 +150,37 @@ def test_a_run_resumed_from_an_altered_checkpoint_parts_at_the_next_step(samewis
     assert "diverges at step 5: " in done.stdout
 
 
+def test_a_comparison_is_a_page_too_with_what_differs_as_text(samewise, run, original, tmp_path):
+    summary = json.loads((run / "summary.json").read_text())
+    summary["metrics"]["final"]["valid/loss"] = 12.5
+    summary["metrics"]["final"]["<b>"] = 1.0
+    (run / "summary.json").write_text(json.dumps(summary))
+    done = samewise("diff", original, run, "--html", tmp_path / "diff.html")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "diff.html").read_text()
+    assert "the same bits in all 12 common steps" in page
+    assert "<td>12.5</td>" in page
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    refused = samewise("diff", original, run, "--log")
+    assert refused.returncode == 2
+    assert "the run is not in MLflow" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_comparison_is_kept_in_mlflow_with_both_runs(samewise, tmp_path):
+    for seed in (0, 1):
+        tiny = [one for one in TINY if one != "tracking=none"]
+        assert samewise("train", *tiny, f"seed={seed}", f"run_root={tmp_path}").returncode == 0
+    first, second = (file.parent for file in tmp_path.glob("*/*/summary.json"))
+    done = samewise("diff", first, second, "--log")
+    assert done.returncode == 1, done.stderr
+    for one, other in ((first, second), (second, first)):
+        run_id = json.loads((one / "tracking.json").read_text())["run_id"]
+        page = (tmp_path / "mlartifacts" / run_id / "artifacts" / "diff" / f"{other.name}.html").read_text()
+        assert "<td>seed</td>" in page
+
+
 def test_a_run_in_another_environment_is_not_compared(samewise, run):
     environment = json.loads((run / "environment.json").read_text())
     environment["decides"]["versions.torch"] = "1.4.0"
