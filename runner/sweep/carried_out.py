@@ -95,7 +95,8 @@ def _tell_of_earlier(space: Space, folder: SweepFolder, shared: Composed, compos
     before = max(made, key=lambda one: one.sources.stat().st_mtime)
     changed = "; ".join(sources.describe_changes(sources.files_in(before.sources), shared.code.files))
     if named:
-        hint = "restore it; or give the sweep's overrides again, which makes another sweep"
+        status = f"`samewise sweep {before.id} --status` shows its jobs: those that were submitted go on with the code as it was"
+        hint = f"restore it; or give the sweep's overrides again, which makes another sweep. {status}"
         raise ConfigError(Problem(before.id, f"the code is other than when this sweep was made: {changed}", hint=hint))
     print(f"the code is other than when this was swept before, so this is another sweep: {changed}", file=sys.stderr)
     print(f"    before: {before.path}\n    now:    {folder.path}", file=sys.stderr)
