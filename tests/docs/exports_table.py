@@ -113,7 +113,7 @@ def _in_a_process(run: Path, form: str, options: tuple[str, ...], out: Path) -> 
     if done.returncode == 0:
         return in_words(json.loads(done.stdout.splitlines()[-1]))
     said = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
-    return (said[-1] if said else f"refused: {done.stderr.strip().splitlines()[-1]}").replace("|", "\\|")[:160]
+    return (said[-1] if said else f"refused: {done.stderr.strip().splitlines()[-1]}").partition(" (http")[0].replace("|", "\\|")[:200]
 
 
 def main() -> int:
