@@ -20,7 +20,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from samewise.runner.config.tree import flat
-from samewise.runner.records.files import read_text
+from samewise.runner.records.files import read_text, require_no_link
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_values
 from samewise.runner.tracking import journal
@@ -51,6 +51,7 @@ class TensorBoard:
     def synchronise(self, *, alive: bool) -> Sent:
         """Write what is new; the first time, all of it, in the place of older files."""
         older = list(self._place.glob(f"{_PREFIX}*")) if self._writer is None else []
+        require_no_link(self._place, *older)
         if self._writer is None:
             self._writer = EventFileWriter(str(self._place))
             self._add(_EVENTS.Event(wall_time=time.time(), step=0, session_log=_EVENTS.SessionLog(status=_EVENTS.SessionLog.START)))

@@ -20,7 +20,7 @@ import yaml
 from wandb import Image, Settings
 
 from samewise.runner.records import shapes
-from samewise.runner.records.files import read_mapping, read_text, write_json
+from samewise.runner.records.files import read_mapping, read_text, require_no_link, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_values
 from samewise.runner.tracking import describing, journal
@@ -74,6 +74,7 @@ class WeightsAndBiases:
         return self.sent
 
     def _begin(self) -> Any:
+        require_no_link(self.folder.path / "wandb")
         for name, value in {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
             os.environ.setdefault(name, value)
         config = cast(dict[str, Any], redact_values(yaml.safe_load(read_text(self.folder.config) or "") or {}))

@@ -159,6 +159,21 @@ def test_wandb_offline_has_all_values_and_the_config_without_passwords(tmp_path:
     assert not [path for path in folder.path.glob("wandb/**/*") if path.is_file() and b"hunter2" in path.read_bytes()]
 
 
+@pytest.mark.parametrize(("backend", "link"), [("tensorboard", "tensorboard"), ("tensorboard", "tensorboard/events.out.tfevents.1"), ("wandb", "wandb")])
+def test_nothing_is_written_through_a_link(backend: str, link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder, theirs = made(tmp_path), tmp_path / "theirs"
+    if "/" in link:
+        theirs.write_text("kept")
+        (folder.path / link).parent.mkdir()
+    else:
+        theirs.mkdir()
+    (folder.path / link).symlink_to(theirs)
+    assert main(["sync", "--to", backend]) != 0
+    assert theirs.read_text() == "kept" if theirs.is_file() else not list(theirs.iterdir())
+
+
 def test_a_backend_that_is_not_known_or_not_installed_is_said_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     with pytest.raises(ConfigError, match=r"tracking.report_to: is not a tracking backend; hint: did you mean 'tensorboard'"):
