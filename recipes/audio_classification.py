@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.datasets.parts.recordings import fitted
-from samewise.recipes.classification import Classification, MeasuredClassification
+from samewise.recipes.classification import Classification
+from samewise.recipes.parts.classification_scores import MeasuredClassification
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -17,38 +16,12 @@ from samewise.datasets.parts import image_files, video_files
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
 from samewise.recipes.parts import pictures
+from samewise.recipes.parts.classification_scores import ClassificationScores, MeasuredClassification
 from samewise.recipes.parts.labelled_images import as_record, as_tensor, stacked
 from samewise.recipes.parts.losses import shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
 from samewise.runner.errors import ConfigError, DataError, Problem
-from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
-
-
-@dataclass(frozen=True)
-class MeasuredClassification:
-    """What one evaluation batch of B images gives, on the CPU.
-
-    Args:
-        loss: float32[B], the cross-entropy in nats against the true label, without smoothing.
-        label: int64[B], the true class.
-        prediction: int64[B], the class with the largest logit (the first of equals).
-        rank: int64[B], how many classes the model puts before the true one: 0 when it is right, below k for a top-k hit.
-        confidence: float32[B], the probability of the prediction.
-        num_classes: K, the model's outputs.
-        shown: int64[S], the positions in the batch of the images kept to look at.
-        thumbnails: uint8[S, C, h, w], those images, small, each stretched to its own range.
-        probabilities: float32[B, K], where metrics by name want them.
-    """
-
-    loss: Tensor
-    label: Tensor
-    prediction: Tensor
-    rank: Tensor
-    confidence: Tensor
-    num_classes: int
-    shown: Tensor
-    thumbnails: Tensor
-    probabilities: Tensor | None = None
+from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, class_names
 
 
 class Classification(Recipe):
@@ -215,65 +188,6 @@ class Classification(Recipe):
         elif made.dim() != 2 or not made.is_floating_point():
             raise DataError(Problem("dataset", "labels are not classes", labels[0], "an integer, or one float for each class"))
         return made
-
-
-class ClassificationScores(Scores):
-    """Integer counts, and a float64 sum taken in the order of the samples: the same bits however the split was cut into batches.
-
-    Args:
-        classes: The names of the labels; empty: their numbers.
-        top_k: As in the recipe.
-        metrics: More metrics; None: none.
-    """
-
-    def __init__(self, *, classes: Sequence[str] = (), top_k: Sequence[int] = (1, 5), metrics: NamedMetrics | None = None) -> None:
-        self.classes = list(classes)
-        self._metrics = metrics.anew() if metrics else None
-        self.top_k = tuple(top_k)
-        self.count = 0
-        self.confusion = torch.zeros(0, 0, dtype=torch.int64)  # [true class, predicted class]
-        self._loss = 0.0
-        self._hits = dict.fromkeys(self.top_k, 0)
-        self._sheet = pictures.PredictionSheet()
-
-    def add(self, measured: MeasuredClassification) -> None:
-        classes = measured.num_classes
-        if not self.count:
-            self.confusion = torch.zeros(classes, classes, dtype=torch.int64)
-        cells = measured.label * classes + measured.prediction
-        self.confusion.view(-1).index_add_(0, cells, torch.ones_like(cells))
-        for k in self.top_k:
-            self._hits[k] += int((measured.rank < k).sum())
-        for loss in measured.loss.tolist():
-            self._loss += loss
-        if self._metrics is not None and measured.probabilities is not None:
-            self._metrics.add(measured.probabilities, measured.label)
-        for position, thumbnail in zip(measured.shown.tolist(), measured.thumbnails, strict=True):
-            label, prediction = int(measured.label[position]), int(measured.prediction[position])
-            self._sheet.add(thumbnail, label, prediction, float(measured.confidence[position]), float(measured.loss[position]), self.count + position)
-        self.count += len(measured.label)
-
-    def compute(self) -> dict[str, float]:
-        """`loss` (nats an image), `accuracy`, `accuracy_top5` where there are more than five classes, and the metrics by name."""
-        if not self.count:
-            raise DataError("the split that was evaluated is empty")
-        reported = {"loss": self._loss / self.count}
-        for k in self.top_k:
-            if k == 1 or k < len(self.confusion):
-                reported["accuracy" if k == 1 else f"accuracy_top{k}"] = self._hits[k] / self.count
-        return reported | (self._metrics.compute() if self._metrics is not None else {})
-
-    def names(self) -> list[str]:
-        """K names: the data set's where it has one for each output, else the class numbers."""
-        known = len(self.confusion)
-        return self.classes if len(self.classes) == known else [str(number) for number in range(known)]
-
-    def save_pictures(self, folder: Path) -> None:
-        """Write `confusion_matrix.png`, `predictions.png` and `class_accuracy.csv`."""
-        if self.count:
-            pictures.save_confusion_matrix(folder / "confusion_matrix.png", self.confusion, self.names())
-            self._sheet.save(folder / "predictions.png", self.names())
-            pictures.save_class_accuracy(folder / "class_accuracy.csv", self.confusion, self.names())
 
 
 @final
