@@ -123,7 +123,7 @@ class Interrupted(SamewiseError):
 def nearest(name: str, choices: Iterable[str]) -> str:
     """`did you mean 'x'?` for the choice most like `name`, or the choices themselves when none is near and they are few."""
     known: Sequence[str] = sorted(set(map(str, choices)))
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    close = [one for one in known if one.lower() == str(name).lower()] or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
     if not known:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{folder.path}, step {step}, {of or f'{args.split} split'}")
     for name, value in metrics.items():
         print(f"  {name:<24} {value:.6f}")
-    if any(pictures.iterdir()):
+    if pictures.is_dir() and any(pictures.iterdir()):
         print(f"  pictures in {pictures}")
     return 0
 

@@ -96,6 +96,10 @@ def _saved(args: argparse.Namespace) -> Composed:
     file: Path = args.config / "config.yaml" if args.config.is_dir() else args.config
     composed = replace(saved.config_in(file, args.overrides), project=project_from(args))
     trust.require(file, trust=args.trust, uses=trust.MAKES)
+    root = Path(composed.cfg.run_root)
+    if root.is_absolute() and not file.resolve().is_relative_to(root.resolve()) and not any(text.startswith("run_root=") for text in args.overrides):
+        print(f"note: the run was kept below {root}, and this one is kept below runs; run_root={root} keeps it there", file=sys.stderr)
+        OmegaConf.update(composed.cfg, "run_root", "runs")
     OmegaConf.update(composed.cfg, "launcher", None)
     return composed
 

@@ -168,6 +168,12 @@ def load_tensors(path: Path) -> Any:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"names {named[1]}, which may run code" if named else "holds more than tensors and plain values, or is damaged"
         raise pickle.UnpicklingError(f"it {what}; it has not been loaded") from None
+    except RuntimeError as error:  # of a tar archive it advises so too
+        if "weights_only" not in str(error):
+            raise
+        raise pickle.UnpicklingError(
+            "it is an archive, such as a bundle, which holds more than tensors (`tar -xf` unpacks it); it has not been loaded"
+        ) from None
 
 
 def load(path: Path) -> dict[str, Any]:

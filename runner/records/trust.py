@@ -12,12 +12,14 @@ import hashlib
 import hmac
 import os
 import secrets
+import sys
 from pathlib import Path
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError
 from samewise.runner.records.files import read_text, write_atomically
 
 SIGNATURE = ".signature"
+_OF_FOLDERS = ("config.yaml", "sweep.json")
 NOT_YOURS = "was not made by you with this home folder, or was altered since"
 MAKES = "makes what its config.yaml names: classes of samewise, torch and your own packages"
 RUNS = "runs what its sweep.json names: a launcher, and the overrides of its points"
@@ -34,7 +36,7 @@ def sign(file: Path) -> bool:
     if key is None or text is None:
         return False
     try:
-        write_atomically(file.with_name(SIGNATURE), _signature(key, file, text) + "\n")
+        write_atomically(_beside(file), _signature(key, file, text) + "\n")
     except TrainingError:  # a folder that cannot be written: it is trusted this time
         return False
     return True
@@ -43,7 +45,7 @@ def sign(file: Path) -> bool:
 def is_signed(file: Path) -> bool:
     """Whether this user has signed the file as it is now."""
     try:
-        signature, text = read_text(file.with_name(SIGNATURE)), read_text(file)
+        signature, text = read_text(_beside(file)), read_text(file)
     except ConfigError:
         return False
     key = _key() if signature else None
@@ -52,7 +54,11 @@ def is_signed(file: Path) -> bool:
 
 def is_trusted(file: Path, *, trust: bool) -> bool:
     """Whether this user has signed the file, or says now to trust it (`--trust`), which is remembered: read it before, so that no broken one is."""
-    return is_signed(file) or (trust and (sign(file) or True))
+    if is_signed(file):
+        return True
+    if trust and not sign(file):
+        print(f"note: {file.parent} cannot be signed, so that you trust it is not remembered", file=sys.stderr)
+    return trust
 
 
 def require(file: Path, *, trust: bool, uses: str) -> None:
@@ -68,7 +74,13 @@ def require(file: Path, *, trust: bool, uses: str) -> None:
     """
     if not is_trusted(file, trust=trust):
         hint = f"this command {uses}. If you trust whoever made the folder, add --trust (in Python: trust=True); it is remembered"
-        raise ConfigError(Problem(str(file.parent), f"{NOT_YOURS}, or is of a version of samewise that did not sign", hint=hint))
+        named = file.parent if file.name in _OF_FOLDERS else file
+        raise ConfigError(Problem(str(named), f"{NOT_YOURS}, or is of a version of samewise that did not sign", hint=hint))
+
+
+def _beside(file: Path) -> Path:
+    """Where the signature is; of a config that was copied under another name, a signature of its own."""
+    return file.with_name(SIGNATURE if file.name in _OF_FOLDERS else f".{file.name}{SIGNATURE}")
 
 
 def _signature(key: str, file: Path, text: str) -> str:

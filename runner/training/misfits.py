@@ -51,7 +51,8 @@ def _advice(error: Exception) -> str:
         return "the model is given integers from 0 to 255: choose transforms that make them float, such as transforms=images"
     if channels := re.search(r"to have (\d+) channels, but got (\d+) channels", said):
         needs, has = channels.groups()
-        return f"the model takes {needs} channels, and the data have {has}: try model.in_channels={has}, or images of {needs} channels"
+        other = f"choose a model of {has} (of resnet18_small: model.in_channels={has}), or images of {needs}"
+        return f"the model takes {needs} channels, and the data have {has}: {other}"
     return raised_at(error, anywhere=False) or "--debug shows where"
 
 

@@ -199,6 +199,42 @@ def test_a_copy_byte_for_byte_is_as_trusted_as_the_original(samewise, run, home)
     assert trust.is_signed(home / "copy" / "config.yaml")
 
 
+def test_a_config_under_another_name_is_trusted_by_itself(samewise, run, home) -> None:
+    """Two of them in one folder: each is named, and the trust in one does not end the trust in the other."""
+    for name in ("mine.yaml", "other.yaml"):
+        shutil.copyfile(run / "config.yaml", home / name)
+        refused = samewise("train", "--config", name)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"error: {name}: was not made by you")
+        assert samewise("train", "--config", name, "--trust").returncode == 0
+    for name in ("mine.yaml", "other.yaml"):
+        assert samewise("train", "--config", name).returncode == 0
+
+
+def test_a_received_config_trains_below_runs_and_not_where_its_run_was(samewise, run, home, tmp_path, monkeypatch) -> None:
+    theirs = tmp_path / "theirs"
+    assert samewise("train", "--config", run / "config.yaml", f"run_root={theirs}", "max_steps=1", "--trust").returncode == 0
+    (file,) = theirs.glob("*/*/config.yaml")
+    before = sorted(theirs.rglob("*"))
+    shutil.copytree(file.parent, home / "received", symlinks=True)
+    done = samewise("train", "--config", home / "received" / "config.yaml", "seed=7")
+    assert done.returncode == 0, done.stderr
+    assert f"run_root={theirs} keeps it there" in done.stderr
+    assert sorted(theirs.rglob("*")) == before
+    assert len(list(home.glob("runs/one/*"))) == 2
+
+
+def test_of_an_archive_it_is_said_what_it_is_and_not_how_to_run_what_is_in_it(samewise, run, home) -> None:
+    import tarfile
+
+    with tarfile.open(home / "result.bundle", "w") as archive:
+        archive.add(run / "config.yaml", "run/config.yaml")
+    done = samewise("digest", "result.bundle")
+    assert done.returncode == 2
+    assert "tar -xf" in done.stderr
+    assert "weights_only" not in done.stderr
+
+
 def test_a_sweep_is_continued_where_it_was_begun_and_not_from_a_copy(samewise, home, sweep) -> None:
     shutil.copytree(sweep, home / "copy")
     mine = {file: file.stat().st_mtime_ns for file in sweep.rglob("*")}
