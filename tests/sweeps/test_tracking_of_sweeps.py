@@ -218,8 +218,8 @@ def journalled(run: Path) -> list[Point]:
 
 
 def tracked(client: Any, run_id: str) -> list[Point]:
-    """What MLflow tells of a run."""
-    keys = client.get_run(run_id).data.metrics
+    """What MLflow tells of a run, but for the best values, which are made of the others."""
+    keys = [key for key in client.get_run(run_id).data.metrics if not key.startswith("best/")]
     return sorted((key, point.step, point.value) for key in keys for point in client.get_metric_history(run_id, key))
 
 
