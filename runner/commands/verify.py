@@ -106,7 +106,7 @@ def verified(args: argparse.Namespace, folder: RunFolder) -> int:
     from samewise.runner.config import saved
     from samewise.runner.training.determinism import prepare
 
-    composed = saved.trusted_config_of(folder, [*args.overrides, *QUIET], trust=args.trust)
+    composed = saved.trusted_config_of(folder, [*args.overrides, *QUIET], trust=args.trust, received=args.run if Path(args.run).is_file() else "")
     prepare(composed.cfg.reproducibility)
     verdict = _verdict(args, folder, composed)
     if args.json:

@@ -26,19 +26,20 @@ def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
     return config_in(folder.config, overrides)
 
 
-def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust: bool) -> Composed:
+def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust: bool, received: str = "") -> Composed:
     """The same, for a command that makes what it names.
 
     Args:
         folder: The run's.
         overrides: As in `config_in`.
         trust: As in `records.trust.require`; only a config that could be read is signed.
+        received: As there.
 
     Raises:
         ConfigError: as `config_in` and `records.trust.require` do.
     """
     composed = config_of(folder, overrides)
-    signatures.require(folder.config, trust=trust, uses=signatures.MAKES)
+    signatures.require(folder.config, trust=trust, uses=signatures.MAKES, received=received)
     return composed
 
 
@@ -54,6 +55,9 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     for override in overrides:
         key, separator, _ = override.partition("=")
         try:
+            if not separator and Path(override).exists():
+                problems.append(Problem(override, "is not an override", expected="KEY=VALUE", hint="give one run at a time"))
+                continue
             given = OmegaConf.from_dotlist([override])
             if not separator or OmegaConf.select(cfg, key, default=_ABSENT) is _ABSENT:
                 problems.append(Problem(key, "no such key in the run's config", override, hint=nearest(key, paths(cfg))))

@@ -41,6 +41,9 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=f"choose one of them: `samewise runs --run-root {run_root}`"))
     if bare := [one for one in (given, *run_root.glob("*/*")) if one.is_dir() and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))]:
         raise ConfigError(Problem(str(bare[0]), "the folder is there, but there is no config.yaml in it", expected="a run's folder", hint=RESTORE))
+    if given.is_file():
+        hint = f"of a bundle, `mkdir parts && tar -xf {name} -C parts` gives the run as parts/run"
+        raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
     raise ConfigError(

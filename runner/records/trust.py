@@ -61,20 +61,21 @@ def is_trusted(file: Path, *, trust: bool) -> bool:
     return trust
 
 
-def require(file: Path, *, trust: bool, uses: str) -> None:
+def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
     """Refuse a folder that this user has neither made nor trusted.
 
     Args:
         file: Its config.yaml or sweep.json.
         trust: As in `is_trusted`.
         uses: What the command is about to do with what the file says.
+        received: What the user gave, where the folder was unpacked from it for this command alone.
 
     Raises:
         ConfigError: it has no signature of this user's.
     """
     if not is_trusted(file, trust=trust):
-        hint = f"this command {uses}. If you trust whoever made the folder, add --trust (in Python: trust=True); it is remembered"
-        named = file.parent if file.name in _OF_FOLDERS else file
+        hint = f"this command {uses}. If you trust whoever made the folder, add --trust (in Python: trust=True){'' if received else '; it is remembered'}"
+        named = received or (file.parent if file.name in _OF_FOLDERS else file)
         raise ConfigError(Problem(str(named), f"{NOT_YOURS}, or is of a version of samewise that did not sign", hint=hint))
 
 

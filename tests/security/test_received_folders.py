@@ -229,10 +229,12 @@ def test_of_an_archive_it_is_said_what_it_is_and_not_how_to_run_what_is_in_it(sa
 
     with tarfile.open(home / "result.bundle", "w") as archive:
         archive.add(run / "config.yaml", "run/config.yaml")
-    done = samewise("digest", "result.bundle")
-    assert done.returncode == 2
-    assert "tar -xf" in done.stderr
-    assert "weights_only" not in done.stderr
+    for command in ("digest", "eval", "diff"):
+        done = samewise(command, "result.bundle", *([run] if command == "diff" else []))
+        assert done.returncode == 2
+        assert "tar -xf" in done.stderr
+        assert "weights_only" not in done.stderr
+    assert "is not an override; hint: give one run at a time" in samewise("eval", run, run).stderr
 
 
 def test_a_sweep_is_continued_where_it_was_begun_and_not_from_a_copy(samewise, home, sweep) -> None:
