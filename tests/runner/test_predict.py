@@ -11,36 +11,12 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from samewise_runner_small_runs import EXPERIMENTS, overrides_of
 
 from samewise.recipes.classification import Classification
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Recipe
 
-SMALL = [
-    "debug=tiny",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "max_steps=2",
-    "reproducibility.threads=1",
-    "evaluate.every_epochs=null",
-    "dataset.samples=16",
-]
-EXPERIMENTS = {
-    "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
-    "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],
-    "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "callbacks=none"],
-    "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
-    "separation": ["recipe=separation", "model=conv_tasnet_small", "transforms=none", "optimizer=adam", "callbacks=none", "dataset.valid_samples=4"],
-    "vocoder": [
-        "recipe=vocoder",
-        "model=wavernn_small",
-        "transforms=mel_vocoder",
-        "optimizer=adam",
-        "callbacks=none",
-        "dataset.clips=16",
-        "dataset.valid_clips=4",
-    ],
-}
 DRAWN = {
     "classification": {"confusion_matrix.png", "predictions.png", "class_accuracy.csv"},
     "detection": {"detections.png", "precision_recall.png", "class_precision.csv"},
@@ -58,9 +34,9 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     from samewise.runner.cli import main
 
     made = {}
-    for recipe, overrides in EXPERIMENTS.items():
+    for recipe in EXPERIMENTS:
         root = tmp_path_factory.mktemp(recipe)
-        given = [one for one in [*SMALL, *overrides] if recipe != "vocoder" or one != "dataset.samples=16"]  # a clip's length, there
+        given = [*overrides_of(recipe), "tracking=none"]
         assert main(["train", *given, f"run_root={root}"]) == 0
         (made[recipe],) = root.glob("*/*/")
     return made

@@ -19,31 +19,7 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
-
-SMALL = [
-    "debug=tiny",
-    "evaluate.pictures=false",
-    "max_steps=2",
-    "reproducibility.threads=1",
-    "evaluate.every_epochs=null",
-    "dataset.samples=16",
-]
-EXPERIMENTS = {
-    "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
-    "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],
-    "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "callbacks=none"],
-    "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
-    "separation": ["recipe=separation", "model=conv_tasnet_small", "transforms=none", "optimizer=adam", "callbacks=none", "dataset.valid_samples=4"],
-    "vocoder": [
-        "recipe=vocoder",
-        "model=wavernn_small",
-        "transforms=mel_vocoder",
-        "optimizer=adam",
-        "callbacks=none",
-        "dataset.clips=16",
-        "dataset.valid_clips=4",
-    ],
-}
+from samewise_runner_small_runs import EXPERIMENTS, overrides_of
 
 
 def file_for(recipe: str, folder: Path) -> Path:
@@ -99,7 +75,7 @@ class Server:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", EXPERIMENTS)
 def test_a_logged_model_of_each_recipe_answers_with_the_bits_of_samewise_predict(samewise, recipe: str, tmp_path: Path) -> None:
-    given = [one for one in [*SMALL, *EXPERIMENTS[recipe]] if recipe != "vocoder" or one != "dataset.samples=16"]
+    given = overrides_of(recipe)
     trained = samewise("train", *given, "tracking.log_model=true", "tracking.register_model=tried", f"run_root={tmp_path}")
     assert trained.returncode == 0, trained.stderr
     (run,) = (file.parent for file in tmp_path.glob("*/*/summary.json"))
@@ -135,7 +111,7 @@ def test_a_logged_model_of_each_recipe_answers_with_the_bits_of_samewise_predict
 def test_a_model_that_another_user_has_logged_is_served_where_one_says_so(samewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
-    trained = samewise("train", *SMALL, *EXPERIMENTS["classification"], "tracking=none", f"run_root={tmp_path}")
+    trained = samewise("train", *overrides_of("classification"), "tracking=none", f"run_root={tmp_path}")
     assert trained.returncode == 0, trained.stderr
     (run,) = (file.parent for file in tmp_path.glob("*/*/summary.json"))
     logged = samewise("sync", run, "--log-model", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--json")

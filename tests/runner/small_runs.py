@@ -1,0 +1,33 @@
+"""A run of each recipe that predicts from files, as small as it can be: two steps."""
+
+from __future__ import annotations
+
+SMALL = [
+    "debug=tiny",
+    "evaluate.pictures=false",
+    "max_steps=2",
+    "reproducibility.threads=1",
+    "evaluate.every_epochs=null",
+    "dataset.samples=16",
+]
+EXPERIMENTS = {
+    "classification": ["experiment=resnet18_digits", "model.width=8", "callbacks=[ema]", "callbacks.ema.every_steps=1"],
+    "detection": ["experiment=retinanet_bccd", "batch_size=4", "dataset.valid_samples=4", "model.channels=32", "model.score_thresh=0", "callbacks=[ema]"],
+    "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32", "callbacks=none"],
+    "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
+    "separation": ["recipe=separation", "model=conv_tasnet_small", "transforms=none", "optimizer=adam", "callbacks=none", "dataset.valid_samples=4"],
+    "vocoder": [
+        "recipe=vocoder",
+        "model=wavernn_small",
+        "transforms=mel_vocoder",
+        "optimizer=adam",
+        "callbacks=none",
+        "dataset.clips=16",
+        "dataset.valid_clips=4",
+    ],
+}
+
+
+def overrides_of(recipe: str) -> list[str]:
+    """What to give to `samewise train`; of the vocoder's data `samples` is a clip's length."""
+    return [one for one in [*SMALL, *EXPERIMENTS[recipe]] if recipe != "vocoder" or one != "dataset.samples=16"]
