@@ -210,7 +210,7 @@ def test_a_missing_file_is_told_of(samewise: Callable[..., Any], copy: Path) -> 
 
 @pytest.mark.slow
 def test_an_export_of_someone_else_runs_only_when_it_is_trusted(samewise: Callable[..., Any], copy: Path) -> None:
-    (copy / ".signature").unlink()
+    (copy / ".export.json.signature").unlink()
     done = samewise("verify", copy)
     assert done.returncode == 2
     assert "was not made by you" in done.stderr
