@@ -23,6 +23,7 @@ OUTSIDE = frozenset(
         "name",
         "run_root",
         "device",  # recorded in the environment: the same experiment on another device is compared, not confused
+        "activation_checkpointing",
         "loader.num_workers",
         "loader.prefetch_factor",
         "loader.pin_memory",
@@ -55,6 +56,7 @@ REPORTS = ("progress", "throughput", "learning_rate")
 REPORTING = re.compile(rf"^samewise\.runner\.callbacks\.({'|'.join(REPORTS)})\.")
 
 AVERAGE = "samewise.runner.callbacks.ema.ExponentialMovingAverage"
+FSDP = "samewise.runner.strategies.fsdp.FSDP"
 
 
 def is_outside(path: str) -> bool:
@@ -129,6 +131,9 @@ def _spell_out(kept: dict[str, Any]) -> None:
     for rule in (kept.get("initialise"), *(cast(dict[str, Any], rules).values() if isinstance(rules, dict) else ())):
         if isinstance(rule, dict) and cast(dict[str, Any], rule).get("frozen"):
             rule.setdefault("frozen_statistics", "freeze")
+    strategy: Any = kept.get("strategy")
+    if isinstance(strategy, dict) and cast(dict[str, Any], strategy).get("_target_") == FSDP:
+        strategy.setdefault("activation_checkpointing", [])
     callbacks: Any = kept.get("callbacks")
     for call in cast(dict[str, Any], callbacks).values() if isinstance(callbacks, dict) else ():
         if isinstance(call, dict) and cast(dict[str, Any], call).get("_target_") == AVERAGE:

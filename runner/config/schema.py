@@ -185,6 +185,8 @@ class Experiment:
     """Maximum norm of the gradient; null: no clipping."""
     memory_format: MemoryFormat = MemoryFormat.contiguous
     """Memory layout of images and convolution weights."""
+    activation_checkpointing: list[str] = field(default_factory=list)
+    """Modules whose activations are computed again in the backward pass, by class (`BasicBlock`) or name (`layer4.*`). Needs less memory, changes no result."""
 
     resume_from: str | None = None
     """The folder of another run's checkpoint (`RUN/checkpoints/step-00000040`) to continue from, for example with another strategy or number of processes."""

@@ -94,7 +94,7 @@ class FSDP(OneReplicaEach):
         reshard_after_forward: Free a unit's weights between its forward and backward pass; false needs more memory and a third less traffic.
         param_dtype: float16 or bfloat16: gather the weights, and compute, in it; null: in the weights' own. Weights and optimizer stay float32.
         reduce_dtype: float32, bfloat16 or float16: sum gradients in it; null: in `param_dtype`.
-        activation_checkpointing: Modules whose activations are computed again in the backward pass, by class or name; to the same bits.
+        activation_checkpointing: What older versions had in place of the experiment's own setting, for their runs.
     """
 
     level = "R1"

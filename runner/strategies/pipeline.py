@@ -70,13 +70,12 @@ class Pipeline(RankStrategy):
         self._cut(model)
 
     def _cut(self, model: nn.Module) -> list[nn.Module]:
-        stages = cut_model(model, self.split)
-        for number, stage in enumerate(stages[1:], 1):
+        for number, stage in enumerate(cut_model(model, self.split, opened=True)[1:], 1):
             name = draws(stage)
             if name and self.rank_invariant:
                 message = f"stage {number} draws random numbers ({name}) that differ from those in one process"
                 raise ConfigError(Problem("strategy.rank_invariant", message, True, "false, which makes it a different experiment", "or strategy=rpc"))
-        return stages
+        return cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.peers, Processes)

@@ -21,23 +21,34 @@ from torch.fx.passes.split_module import split_module
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.processes.packing import pack, unpack
 from samewise.runner.processes.peers import Processes
+from samewise.runner.strategies.recompute import is_recomputed
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 
-def cut_model(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
+class _Tracer(fx.Tracer):
+    """Leaves whole what is called as a whole because its activations are computed twice."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return is_recomputed(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -> list[nn.Module]:
     """The model's stages, which share its layers.
 
     Args:
         model: Takes tensors by position; its control flow does not depend on values.
         split: The names of the submodules (`layer3`) at which a new stage begins, in order.
+        opened: Look into modules whose activations are computed twice, to see all that is called: the stages do not do that, then.
 
     Raises:
         ConfigError: it cannot be traced, or not be cut there.
     """
     _require_names(model, split)
+    tracer = fx.Tracer() if opened else _Tracer()
     try:
-        graph = fx.symbolic_trace(model)
+        nodes = tracer.trace(model)
+        graph = fx.GraphModule(tracer.root, nodes, type(model).__name__)
     except Exception as error:
         hint = "choose a model that torch.fx.symbolic_trace takes, or strategy=elastic"
         raise ConfigError(Problem("model", f"cannot be cut into stages: {first_line(error)}", type(model).__name__, hint=hint)) from error
@@ -59,9 +70,12 @@ def cut_model(model: nn.Module, split: Sequence[str]) -> list[nn.Module]:
 
 def _require_names(model: nn.Module, split: Sequence[str]) -> None:
     known = [name for name, _ in model.named_modules() if name]
+    whole = [name for name, module in model.named_modules() if is_recomputed(module)]
     for name in split:
         if name not in known:
             raise ConfigError(Problem("strategy.split", "the model has no such part", name, "names of its submodules", nearest(name, known)))
+        if around := next((one for one in whole if name.startswith(f"{one}.")), None):
+            raise ConfigError(Problem("strategy.split", f"lies within {around}, which activation_checkpointing computes as a whole", name))
 
 
 def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:

@@ -36,6 +36,7 @@ from samewise.runner.records.digest import ON_DEVICE, XXH3
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
 from samewise.runner.strategies.base import Strategy, choose_device
+from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
 from samewise.runner.training import determinism
 from samewise.runner.training.evaluation import require_weights
@@ -84,6 +85,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     total_steps = min(total_steps, cfg.max_steps) if cfg.max_steps is not None else total_steps
     channels_last = str(cfg.memory_format) == "channels_last"
     model = _model(cfg, make, strategy.device, channels_last=channels_last)
+    recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
     network = strategy.wrap(model)
     optimizers = build_optimizers(cfg.optimizer, cfg.param_groups, model, recipe.phases, instantiate=partial(instantiate, allowed=project.packages))
     optimizers = {name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()}

@@ -26,6 +26,7 @@ def composed(*overrides: str) -> DictConfig:
         "name=other",
         "run_root=/elsewhere",
         "device=cpu",
+        "activation_checkpointing=[BasicBlock]",
         "loader.num_workers=3",
         "loader.prefetch_factor=5",
         "loader.pin_memory=false",
@@ -51,6 +52,11 @@ def test_what_cannot_change_a_result_is_outside(override: str) -> None:
 def test_a_setting_that_older_versions_did_not_have_is_inside_only_where_it_says_something() -> None:
     assert "limit" not in identity(composed())["evaluate"]
     assert identity(composed("evaluate.limit=2"))["evaluate"]["limit"] == 2
+
+
+def test_fsdps_settings_are_what_they_were_when_it_had_one_more() -> None:
+    assert fingerprint(composed("strategy=fsdp")) == fingerprint(composed("strategy=fsdp", "+strategy.activation_checkpointing=[]"))
+    assert fingerprint(composed("strategy=fsdp")) != fingerprint(composed("strategy=fsdp", "+strategy.activation_checkpointing=[BasicBlock]"))
 
 
 @pytest.mark.parametrize("override", ["strategy.max_restarts=3", "strategy.timeout_s=60", "strategy.join_timeout_s=5", "strategy.grace_s=1"])

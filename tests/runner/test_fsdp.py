@@ -70,7 +70,7 @@ def test_more_of_what_a_run_may_have(tmp_path):
     assert_close(folder, reference, tolerance=2e-3)
     averages = [checkpoint.load(path / "checkpoints" / "latest")["callbacks"]["ema"]["averaged"] for path in (folder, reference)]
     assert all(torch.allclose(one.float(), other.float(), rtol=2e-3, atol=2e-3) for one, other in zip(*(kept.values() for kept in averages), strict=True))
-    recomputed = run(tmp_path / "recomputed", 2, *MILD, *FSDP, *MORE, "strategy.activation_checkpointing=[BasicBlock]")
+    recomputed = run(tmp_path / "recomputed", 2, *MILD, *FSDP, *MORE, "activation_checkpointing=[BasicBlock]")
     assert weights(recomputed) == weights(folder)
 
 

@@ -1,8 +1,7 @@
-"""Without ranks: which modules a setting means, activations computed twice, the index of shards, and which micro-batches have samples."""
+"""Without ranks: which modules a setting means, the index of shards, and which micro-batches have samples."""
 
 from __future__ import annotations
 
-import copy
 import pickle
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.records import shards
 from samewise.runner.records.digest import combine, digests, state_digest
 from samewise.runner.strategies.modules import large_children, match_modules
-from samewise.runner.strategies.recompute import recompute
 
 
 class Net(nn.Module):
@@ -51,30 +49,6 @@ def test_large_children_are_those_of_lists_too_but_not_those_that_share_weights(
     assert [name for name, _ in large_children(Net(), 60)] == ["stem", "blocks.0", "blocks.1", "head"]
     assert [name for name, _ in large_children(Net(), 70)] == ["blocks.0", "blocks.1"]
     assert [name for name, _ in large_children(Net(tied=True), 60)] == ["blocks.0", "blocks.1"]
-
-
-def test_activations_computed_twice_give_the_same_bits_and_count_batches_once():
-    torch.manual_seed(0)
-    once = Net()
-    twice = copy.deepcopy(once)
-    recompute(twice, ["Sequential"], "strategy.activation_checkpointing")
-    inputs = torch.randn(16, 8)
-    for net in (once, twice):
-        torch.manual_seed(1)
-        net(inputs).square().sum().backward()
-    assert digests(parameter.grad for parameter in once.parameters()) == digests(parameter.grad for parameter in twice.parameters())
-    assert list(once.state_dict()) == list(twice.state_dict())
-    assert digests(once.state_dict().values()) == digests(twice.state_dict().values())
-    assert int(twice.blocks[0][1].num_batches_tracked) == 1
-
-
-def test_a_copy_of_a_model_whose_activations_are_computed_twice_is_a_model_of_its_own():
-    net = Net()
-    recompute(net, ["Sequential"], "strategy.activation_checkpointing")
-    other = copy.deepcopy(net)
-    nn.init.zeros_(other.blocks[1][1].weight)
-    nn.init.zeros_(other.blocks[1][1].bias)
-    assert not other(torch.ones(2, 8)).any()
 
 
 def test_the_digest_of_shards_is_that_of_the_tensor_cut_as_torch_cuts():

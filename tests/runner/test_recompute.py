@@ -1,0 +1,128 @@
+"""activation_checkpointing: computing activations again in the backward pass changes no bit, whatever a module draws or counts, under every strategy."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from samewise_runner_jobs import run, weights
+from torch import Tensor, nn
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.records.digest import digests
+from samewise.runner.strategies.pipeline import Pipeline
+from samewise.runner.strategies.recompute import recompute
+from samewise.runner.strategies.stages import cut_model
+
+PATH = "activation_checkpointing"
+
+
+class Draws(nn.Module):
+    """Scales by what three generators give and by how often it has been called, which it counts."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return (inputs * self.weight).tanh() * (torch.rand(()) + random.random() + np.random.rand() + self.calls)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.BatchNorm1d(8), nn.Dropout(0.5), Draws(), nn.ReLU()) for _ in range(2)
+        )
+        self.head = nn.Linear(8, 8, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = block(inputs)
+        return self.head(inputs)
+
+
+def trained(net: Net) -> tuple[list[int], list[int], list[float]]:
+    """The gradients and the state after two micro-batches that follow each other as in a pipeline, and where the generators then stand."""
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    losses = [net(inputs).square().sum() for inputs in torch.randn(2, 16, 8)]
+    for loss in losses:
+        loss.backward()
+    left = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    return digests(parameter.grad for parameter in net.parameters()), digests(net.state_dict().values()), left
+
+
+def test_gradients_buffers_and_generators_are_as_without_it() -> None:
+    torch.manual_seed(0)
+    once = Net()
+    twice = copy.deepcopy(once)
+    called: list[nn.Module] = []
+    recompute(twice, ["blocks.[01]"], PATH)
+    for net in (once, twice):
+        net.blocks[0][1].register_forward_hook(lambda module, *_: called.append(module))
+    assert trained(once) == trained(twice)
+    assert list(once.state_dict()) == list(twice.state_dict())
+    assert int(twice.blocks[0][1].num_batches_tracked) == 2
+    assert float(twice.blocks[0][3].calls) == 2
+    assert [called.count(net.blocks[0][1]) for net in (once, twice)] == [2, 4], "it is computed twice for each micro-batch"
+
+
+def test_a_module_that_two_settings_mean_is_computed_twice_and_not_four_times() -> None:
+    net = Net()
+    recompute(net, ["head", "hea*"], PATH)
+    forward = net.head.forward
+    recompute(net, "head", "strategy.activation_checkpointing")
+    assert net.head.forward is forward
+
+
+def test_a_copy_is_a_model_of_its_own() -> None:
+    net = Net()
+    recompute(net, ["head"], PATH)
+    other = copy.deepcopy(net)
+    nn.init.zeros_(other.head.weight)
+    assert not other(torch.ones(4, 8)).any()
+    assert net(torch.ones(4, 8)).any()
+
+
+def test_a_pipelines_stage_calls_it_as_a_whole_and_is_not_cut_within_it() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
+    recompute(net, ["1", "2"], PATH)
+    assert [str(node.target) for stage in cut_model(net, ["2"]) for node in stage.graph.nodes if node.op == "call_module"] == ["0", "1", "2"]  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="lies within 2, which activation_checkpointing"):
+        cut_model(net, ["2.1"])
+    with pytest.raises(ConfigError, match="stage 1 draws random numbers"):
+        Pipeline(split=["2"]).require_fit(net)
+
+
+MILD = ["replicas=2", "optimizer.lr=0.01", "max_steps=3", "callbacks=none", "evaluate.pictures=false", "initialise.frozen=[conv1.*]"]
+CASES = {
+    "single": (1, ["strategy=single"]),
+    "elastic": (2, ["strategy=elastic"]),
+    "ddp": (2, ["strategy=ddp"]),
+    "fsdp": (2, ["strategy=fsdp", "strategy.shard=[layer3,BasicBlock]"]),
+    "pipeline": (2, ["strategy=pipeline", "replicas=1", "accumulate=2"]),
+    "rpc": (2, ["strategy=rpc", "replicas=1", "accumulate=2"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("strategy", CASES)
+def test_training_gives_the_same_bits_under_every_strategy(strategy: str, tmp_path: Path) -> None:
+    ranks, options = CASES[strategy]
+    more = ["precision=bf16", "memory_format=channels_last"] if strategy in ("single", "elastic") else []
+    once = run(tmp_path / "once", ranks, *MILD, *options, *more)
+    twice = run(tmp_path / "twice", ranks, *MILD, *options, *more, "activation_checkpointing=[BasicBlock]")
+    assert weights(twice) == weights(once)
+    assert (twice / "trace.jsonl").read_bytes() == (once / "trace.jsonl").read_bytes()
+    assert twice.name == once.name, "it changes no result, so it is no other experiment"
