@@ -38,7 +38,7 @@ test-slow: install ## run the slower tests that CI runs too; some install packag
 test-all: install ## run all tests
 	$(PYTEST) $(APART)
 
-bench: install ## measure: time per step and time to the first step, as ratios
+bench: install ## measure, as ratios: a step, other runners (those of the extra `bench`), settings, data, start-up, sweeps (half an hour on two quiet cores)
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
 
 mutants: install ## plant small faults, one at a time, and count those that the default tests find (an hour on two cores; SHARE=0.2 tries a fifth)

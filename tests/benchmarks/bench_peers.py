@@ -1,0 +1,271 @@
+"""Time per step beside other runners that do the same work, as ratios to a hand-written loop within one run.
+
+    make bench        or: python tests/benchmarks/bench_peers.py [--plot FILE]
+
+All take turns in one process, so that whatever else the machine does meets each of them alike: the same samples, batch, model, optimizer and normalisation,
+deterministic algorithms, one thread, the loss read at each step. Another runner trains in a thread of its own, which only goes on while it is its turn.
+Peers that are not installed are left out: they come by the extra `bench`. A ratio is the median over the turns; the range holds eight turns of ten.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
+
+import argparse
+import copy
+import functools
+import importlib.util
+import logging
+import statistics
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from bench_step import MLP, Plain, hand_written, samewise, timed
+from torch.utils.data import DataLoader
+
+from samewise.runner.config import compose, project
+from samewise.runner.data.loading import KeyedDataset
+from samewise.runner.training.build import build
+from samewise.runner.training.run import Run
+from samewise.runner.training.session import session
+
+WORK = {
+    "MLP 64-64-10, batch 32": (["model=mlp", "dataset=digits", "batch_size=32"], 200),
+    "ResNet-18 of width 16 at 32 px, batch 32": (
+        ["model=resnet18_small", "model.width=16", "dataset=generated_classification", "dataset.image_size=32", "dataset.samples=512", "batch_size=32"],
+        10,
+    ),
+}
+COMMON = ["transforms=images", "max_epochs=1000000", "optimizer.lr=0.01", "callbacks=[throughput,learning_rate]"]
+OURS = {
+    "samewise, no trace": ["trace.every_steps=0", "tracking=none"],
+    "samewise": ["tracking=none"],
+    "samewise, map-style data": ["tracking=none"],
+    "samewise to MLflow": ["tracking=mlflow"],
+}
+TURNS = 15
+
+
+class Ended(Exception):
+    """The measurement is over: raised out of another runner's step."""
+
+
+class Turns:
+    """Another runner's loop, in a thread, as an iterator of steps: it waits wherever it is not its turn."""
+
+    def __init__(self, train: Callable[[Callable[[], None]], None]) -> None:
+        self.mine, self.theirs, self.failed, self.over = threading.Event(), threading.Event(), None, False
+        self.thread = threading.Thread(target=self._train, args=(train,), daemon=True)
+        self.left = 0
+
+    def _train(self, train: Callable[[Callable[[], None]], None]) -> None:
+        self._wait()
+        try:
+            train(self._stepped)
+        except Ended:
+            pass
+        except BaseException as error:
+            self.failed = error
+        self.theirs.set()
+
+    def _wait(self) -> None:
+        self.mine.wait()
+        self.mine.clear()
+        if self.over:
+            raise Ended
+
+    def _stepped(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.theirs.set()
+            self._wait()
+
+    def take(self, count: int) -> None:
+        if not self.thread.is_alive() and not self.over:
+            self.thread.start()
+        self.left = count
+        self.theirs.clear()
+        self.mine.set()
+        self.theirs.wait()
+        if self.failed:
+            raise self.failed
+
+    def end(self) -> None:
+        self.over = True
+        self.mine.set()
+        self.thread.join()
+
+
+def parts(run: Run) -> tuple[DataLoader, torch.nn.Module, torch.optim.Optimizer, Callable[[torch.Tensor], torch.Tensor]]:
+    """What a user of any runner writes: a loader, the model, its optimizer, and the normalisation of a batch."""
+    model = copy.deepcopy(run.model).train()
+    mean, deviation = (torch.tensor(list(run.config.dataset[name])).view(-1, 1, 1) for name in ("mean", "std"))
+    loader = DataLoader(Plain(run), batch_size=run.batch_size, shuffle=True, drop_last=True)
+    return loader, model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), lambda images: (images.float() / 255 - mean) / deviation
+
+
+def ignite(run: Run, stepped: Callable[[], None]) -> None:
+    from ignite.engine import Engine, Events
+
+    loader, model, optimizer, normalised = parts(run)
+
+    def update(_engine: Engine, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(normalised(batch[0])), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    trainer = Engine(update)
+    trainer.logger.setLevel(logging.CRITICAL)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, stepped)
+    trainer.run(loader, max_epochs=10**9)
+
+
+def accelerate(run: Run, stepped: Callable[[], None]) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader, model, optimizer, normalised = parts(run)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    while True:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(normalised(images)), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            loss.item()
+            stepped()
+
+
+def lightning(run: Run, stepped: Callable[[], None], *, mlflow: str = "") -> None:
+    import lightning as L
+    from lightning.pytorch.loggers import MLFlowLogger
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    loader, model, optimizer, normalised = parts(run)
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _index: int) -> torch.Tensor:
+            loss = F.cross_entropy(self.model(normalised(batch[0])), batch[1])
+            self.log("train/loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            stepped()
+
+    logger = MLFlowLogger("bench", tracking_uri=mlflow) if mlflow else False
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(accelerator="cpu", max_epochs=-1, logger=logger, log_every_n_steps=1, **quiet)
+    trainer.fit(Module(), loader)
+
+
+def peers(store: str) -> dict[str, Callable[[Run, Callable[[], None]], None]]:
+    """Those that are installed."""
+    known = {
+        "Ignite": ("ignite", ignite),
+        "Accelerate": ("accelerate", accelerate),
+        "Lightning": ("lightning", lightning),
+        "Lightning to MLflow": ("lightning", functools.partial(lightning, mlflow=store)),
+    }
+    return {name: train for name, (package, train) in known.items() if importlib.util.find_spec(package)}
+
+
+def built(overrides: list[str], folder: Path) -> Run:
+    (folder / "configs/model").mkdir(parents=True, exist_ok=True)
+    (folder / "configs/model/mlp.yaml").write_text(MLP)
+    composed = compose.compose([*COMMON, *overrides, f"run_root={folder}/runs"], project=project.find(configs=[folder / "configs"]))
+    return build(composed, composed.project, composed.folder)
+
+
+def measure(overrides: list[str], count: int) -> dict[str, tuple[float, list[float]]]:
+    """Of each runner, milliseconds a step (median over the turns), and each turn's ratio to the hand-written loop."""
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        folder = Path(place)
+        loops: dict[str, Callable[[int], None]] = {}
+        runs = {}
+        for name, own in OURS.items():
+            run = runs[name] = built([*overrides, *own], folder / name.replace(" ", "_").replace(",", ""))
+            if "map-style" in name:
+                run.splits["train"].keyed = KeyedDataset(Plain(run), run.recipe.collate, seed=run.seed, stream="sample")
+            stack.enter_context(session(run))
+            loops[name] = functools.partial(advance, samewise(run))
+        plain = runs["samewise"]
+        others = {name: Turns(functools.partial(train, plain)) for name, train in peers(f"sqlite:///{place}/peers.db").items()}
+        loops = {"by hand": functools.partial(advance, hand_written(plain)), **{name: turns.take for name, turns in others.items()}, **loops}
+        seconds: dict[str, list[float]] = {name: [] for name in loops}
+        for turn in range(TURNS + 2):
+            for name, take in loops.items():
+                spent = timed(iter(take_once(take, count)), 1) / count
+                if turn >= 2:
+                    seconds[name].append(spent)
+        for turns in others.values():
+            turns.end()
+        for run in runs.values():
+            run.progress.evaluated = run.step
+            run.recorder.scores = {"valid": run.recipe.scores(run.splits["valid"].dataset)}
+    hand = seconds["by hand"]
+    return {name: (1000 * statistics.median(spent), [ours / its for ours, its in zip(spent, hand, strict=True)]) for name, spent in seconds.items()}
+
+
+def advance(steps: Iterator[None], count: int) -> None:
+    for _ in range(count):
+        next(steps)
+
+
+def take_once(take: Callable[[int], None], count: int) -> Iterator[None]:
+    take(count)
+    yield
+
+
+def plot(file: Path, rows: dict[str, dict[str, tuple[float, list[float]]]]) -> None:
+    """Bars of the ratios, as a picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.2 + 2.6 * len(rows)), layout="constrained")
+    for axes, (work, found) in zip(figure.subplots(len(rows), squeeze=False)[:, 0], rows.items(), strict=True):
+        names = list(found)[::-1]
+        ratios = [statistics.median(found[name][1]) for name in names]
+        axes.barh(names, ratios, color=["#3465a4" if name.startswith("samewise") else "#b0b0b0" for name in names])
+        for place, ratio in enumerate(ratios):
+            axes.text(ratio, place, f" {ratio:.2f}", va="center")
+        axes.set_title(f"{work}: time per step, hand-written loop = 1", fontsize=10)
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plot", type=Path, help="write the ratios as a picture too (.svg, .png)")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    rows = {}
+    for work, (overrides, count) in WORK.items():
+        rows[work] = found = measure(overrides, count)
+        print(f"{work:<44} {'ms a step':>10} {'ratio':>7}  range")
+        for name, (milliseconds, ratios) in found.items():
+            low, *_, high = statistics.quantiles(ratios, n=10)
+            print(f"  {name:<42} {milliseconds:>10.3f} {statistics.median(ratios):>7.2f}  {low:.2f} to {high:.2f}")
+    if args.plot:
+        plot(args.plot, rows)
+
+
+if __name__ == "__main__":
+    main()
