@@ -29,6 +29,7 @@ from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import plain
 from samewise.runner.config.yaml_files import require_modest
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import hugging_face
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder, beside, latest
 from samewise.runner.records.found import best_of
@@ -131,19 +132,22 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     found = set_for_hydra(cfg.hydra)
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
-    problems += located([*found, *faults.unresolvable(cfg), *_settle_run(cfg)], good, project)
+    problems += located([*found, *faults.unresolvable(cfg), *_settle_weights(cfg)], good, project)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good))
 
 
-def _settle_run(cfg: DictConfig) -> list[Problem]:
-    """Put the run's best checkpoint, as it is now, in the place of weights that are given as `run:RUN`: the run may go on, or another begin like it."""
+def _settle_weights(cfg: DictConfig) -> list[Problem]:
+    """Have weights given as `run:RUN` or `hf:NAME` mean what they do now, a best checkpoint or a commit: the run may go on, or another begin like it."""
     given: Any = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
-    if not isinstance(given, str) or not given.startswith("run:"):
+    if not isinstance(given, str) or not given.startswith(("run:", hugging_face.PREFIX)):
         return []
     try:
-        cfg.initialise.weights = str(best_of(given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser()))
+        if given.startswith("run:"):
+            cfg.initialise.weights = str(best_of(given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser()))
+        else:
+            cfg.initialise.weights = hugging_face.settled(given)
     except ConfigError as error:
         return [replace(one, path="initialise.weights" if one.path == "RUN" else one.path) for one in error.problems]
     return []

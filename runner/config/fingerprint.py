@@ -15,7 +15,8 @@ from typing import Any, cast
 from omegaconf import DictConfig
 
 from samewise.runner.config.tree import flat, plain, without
-from samewise.runner.records import sources
+from samewise.runner.errors import ConfigError
+from samewise.runner.records import hugging_face, sources
 from samewise.runner.records.files import read_json
 
 OUTSIDE = frozenset(
@@ -160,15 +161,15 @@ def _only_reports(callback: Any) -> bool:
 
 
 def _content(weights: Any) -> Any:
-    """A file, or the folder of a checkpoint, by what is in it; anything else (the name of published weights, None) as it is."""
+    """A file, the folder of a checkpoint or what Hugging Face's cache has, by what is in it; anything else (the name of published weights, None) as it is."""
     if not isinstance(weights, str):
         return weights
-    path = Path(weights).expanduser()  # as whoever loads it finds it
+    try:
+        path = hugging_face.snapshot(weights) if weights.startswith(hugging_face.PREFIX) else Path(weights).expanduser()  # as whoever loads it finds it
+        files = hugging_face.files_at(path)
+    except ConfigError:  # told by whoever loads it
+        return weights
     manifest = path / "manifest.json"
     if manifest.is_file():
         return f"sha256:{read_json(manifest, {'sha256?': str}).get('sha256')}"
-    path = path / "state.pt" if path.is_dir() else path
-    if not path.is_file():
-        return weights
-    with open(path, "rb") as handle:
-        return f"sha256:{hashlib.file_digest(handle, 'sha256').hexdigest()}"
+    return f"sha256:{hugging_face.digest_of(files)}" if files[0].is_file() else weights

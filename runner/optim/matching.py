@@ -3,6 +3,7 @@
 A pattern is one of
 
     norm, bias, embedding, linear, convolution, recurrent    a kind: KINDS says which modules; `bias` goes by the parameter's name
+    head                                                      the layer that has the model's last parameter
     type:Conv2d, type:torch.nn.Conv2d                         the module's class, or a class it derives from
     layer4.*                                                  the parameter's whole name, with *, ? and [...]
     re:^layer[34]                                             a regular expression that is found in the name
@@ -69,8 +70,8 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
     """
     patterns = [pattern] if isinstance(pattern, str) else list(cast("Sequence[Any]", pattern)) if isinstance(pattern, Sequence) else []
     if not patterns or not all(isinstance(one, str) and one for one in patterns):
-        raise ConfigError(Problem(path, "is not a pattern", pattern, "a kind, type:CLASS, re:EXPRESSION or a parameter name with *, or a list of them"))
-    predicates = [_predicate(one, path) for one in patterns]
+        raise ConfigError(Problem(path, "is not a pattern", pattern, "a kind, head, type:CLASS, re:EXPRESSION or a parameter name with *, or a list of them"))
+    predicates = [_predicate(one, path, parameters) for one in patterns]
     found = [one for one in parameters if any(holds(one) for holds in predicates)]
     if not found:
         raise ConfigError(Problem(path, "matches no parameter of the model", pattern, hint=_hint(patterns, parameters)))
@@ -83,9 +84,12 @@ def holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
     return modules[outside[1:] if parametrised else name.rpartition(".")[0]]
 
 
-def _predicate(pattern: str, path: str) -> Callable[[Named], bool]:
+def _predicate(pattern: str, path: str, parameters: Sequence[Named]) -> Callable[[Named], bool]:
     if pattern == "bias":
         return lambda one: one.is_bias
+    if pattern == "head":
+        last = next((one.module for one in reversed(parameters) if isinstance(one.parameter, nn.Parameter)), None)
+        return lambda one: one.module is last
     if pattern in KINDS:
         return lambda one: isinstance(one.module, KINDS[pattern])
     if pattern.startswith("type:"):
@@ -116,4 +120,4 @@ def _hint(patterns: Sequence[str], parameters: Sequence[Named]) -> str:
     if any(name.startswith(f"{pattern}.") for name in names):
         return f"did you mean '{pattern}.*'?"
     folders = {f"{name[:place]}.*" for name in names for place in range(len(name)) if name[place] == "."}
-    return nearest(pattern, folders | set(KINDS) if pattern.endswith("*") else {*names, *KINDS, "bias"})
+    return nearest(pattern, folders | set(KINDS) if pattern.endswith("*") else {*names, *KINDS, "bias", "head"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, close, first_line, nearest
 from samewise.runner.optim.published import SOURCES, is_published, load_published
-from samewise.runner.records import checkpoint, shards
+from samewise.runner.records import checkpoint, hugging_face, shards
 from samewise.runner.records.tensor_file import read_tensors
 
 PATH: Final = "initialise.weights"
@@ -60,12 +59,12 @@ def load_weights(
 
     Args:
         model: Changed in place.
-        file: A file that torch.save wrote, a .safetensors file, a folder with a checkpoint of samewise, or published weights by name (`published`); None:
-            nothing is loaded.
+        file: A file that torch.save wrote, a .safetensors file, a folder with a checkpoint of samewise or of Hugging Face's libraries, one of their cache
+            (`hf:OWNER/NAME`), or published weights by name (`published`); None: nothing is loaded.
         sha256: What the file's must be, or begin with.
         into: A module of the model to load into (`backbone.body`); None: the model itself.
         strict: Whether names that only the file, or only the model, has are an error. Shapes that differ always are.
-        exclude: Patterns of names that are not taken from the file (`fc.*`).
+        exclude: Patterns of names that are not taken from the file, and that it may lack (`fc.*`).
         parametrise: Parametrises the model's weights; called before loading where the file's are parametrised, else after.
         made_by: The `_target_` of the model.
 
@@ -79,16 +78,17 @@ def load_weights(
         state, digest = load_published(file, made_by=made_by, sha256=sha256)
         _require_their_input(model)
     else:
-        path = _located(file)
-        digest = _verified(path, sha256)
-        state = _unwrapped(_read(path))
-    parametrised = any("parametrizations." in name for name in state)
+        paths = _located(file)
+        digest = _verified(paths, sha256)
+        state = {name: tensor for path in paths for name, tensor in _unwrapped(_read(path)).items()}
+    target = _target(model, into)
+    held = target.state_dict()
+    state = _with_parametrised_names(_fitting_prefix(state, held), held)
+    parametrised = any("parametrizations." in name and name not in held for name in state)
     if parametrised:
         parametrise()
-    target = _target(model, into)
     patterns = [exclude] if isinstance(exclude, str) else list(exclude)
-    state = _fitting_prefix(state, target.state_dict())
-    _require_matches(patterns, state)
+    _require_matches(patterns, {**held, **state})
     excluded = tuple(name for name in state if any(fnmatchcase(name, pattern) for pattern in patterns))
     kept = {name: tensor for name, tensor in state.items() if name not in excluded}
     loaded = _load(target, kept, patterns, strict=strict)
@@ -97,27 +97,29 @@ def load_weights(
     return Loaded(digest, *loaded, excluded)
 
 
-def _located(file: str) -> Path:
+def _located(file: str) -> list[Path]:
+    if str(file).startswith(hugging_face.PREFIX):
+        return hugging_face.files_at(hugging_face.snapshot(file))
     if "://" in str(file):
         hint = f"download it first, and put its SHA-256 into initialise.sha256; published weights have names: {', '.join(f'{one}NAME' for one in SOURCES)}"
         raise ConfigError(Problem(PATH, "is not a local file", file, "a path", hint))
     path = Path(file).expanduser()
-    path = path / "state.pt" if path.is_dir() else path
-    if not path.is_file():
+    paths = hugging_face.files_at(path)
+    if not paths[0].is_file():
         hint = (
-            close(str(path), map(str, path.parent.iterdir())) or f"it was looked for at {path.absolute()}"
+            close(str(path), map(str, path.parent.iterdir())) or f"it was looked for at {paths[0].absolute()}"
             if path.parent.is_dir()
             else f"the folder {path.parent} does not exist"
         )
         raise ConfigError(Problem(PATH, "the file does not exist", str(file), hint=hint))
-    return path
+    return paths
 
 
-def _verified(path: Path, expected: str | None) -> str:
-    with path.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+def _verified(paths: Sequence[Path], expected: str | None) -> str:
+    digest = hugging_face.digest_of(paths)
     if expected is not None and (len(str(expected)) < 8 or not digest.startswith(str(expected).lower())):
-        raise ConfigError(Problem("initialise.sha256", f"does not match {path}", expected, digest, "the file is a different one, or was cut short"))
+        where = paths[0] if len(paths) == 1 else paths[0].parent
+        raise ConfigError(Problem("initialise.sha256", f"does not match {where}", expected, digest, "the file is a different one, or was cut short"))
     return digest
 
 
@@ -169,6 +171,16 @@ def _fitting_prefix(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[s
     return state
 
 
+def _with_parametrised_names(state: dict[str, Tensor], held: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The names that weight norm has had since torch 2.1, of a model that has them, where the file is older."""
+    new = {
+        f"{module}.{old}": f"{module}.parametrizations.weight.original{number}"
+        for number, old in enumerate(("weight_g", "weight_v"))
+        for module in (name.removesuffix(".parametrizations.weight.original0") for name in held)
+    }
+    return {new[name] if name not in held and new.get(name) in held else name: tensor for name, tensor in state.items()}
+
+
 def _require_their_input(model: nn.Module) -> None:
     """Refuse a model that passes images on as they are to weights that have learned from others: torchvision's Inception and GoogLeNet."""
     if getattr(model, "transform_input", None) is False:
@@ -191,7 +203,9 @@ def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> No
     idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in state)]
     if idle:
         folders = {f"{name[:place]}.*" for name in state for place in range(len(name)) if name[place] == "."}
-        raise ConfigError(*(Problem("initialise.exclude", "matches nothing in the file", one, hint=nearest(one, folders | set(state))) for one in idle))
+        raise ConfigError(
+            *(Problem("initialise.exclude", "matches nothing in the file or in the model", one, hint=nearest(one, folders | set(state))) for one in idle)
+        )
 
 
 def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

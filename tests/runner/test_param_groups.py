@@ -213,6 +213,23 @@ def test_freezing_everything_freezes_what_no_rule_before_takes(resnet: nn.Module
     assert [[name for name, _ in group["params"]] for group in groups] == [["fc.weight", "fc.bias"]]
 
 
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("vgg11", "classifier.6"),
+        ("mobilenet_v3_small", "classifier.3"),
+        ("vit_b_16", "heads.head"),
+        ("convnext_tiny", "classifier.2"),
+        ("squeezenet1_1", "classifier.1"),
+    ],
+)
+def test_the_head_is_a_models_last_layer_whatever_it_is_called(name: str, head: str) -> None:
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name, num_classes=7)
+    (group,) = parameter_groups(model, yaml.safe_load((Path(__file__).parents[2] / "configs" / "param_groups" / "head_only.yaml").read_text()))
+    assert (group["name"], names(group)) == ("head", [f"{head}.weight", f"{head}.bias"])
+
+
 def test_a_kind_of_which_the_model_has_none_is_told_as_that() -> None:
     with pytest.raises(ConfigError, match="the model has none: set this rule to null"):
         parameter_groups(nn.Linear(2, 2, bias=False), {"a": {"match": "bias"}})

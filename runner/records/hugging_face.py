@@ -1,0 +1,119 @@
+"""Checkpoints as Hugging Face and timm keep them: a folder with safetensors, or its name in Hugging Face's cache. Nothing is downloaded; imports no torch.
+
+The cache is as huggingface.co/docs/huggingface_hub ("Manage the cache") has it: `models--OWNER--NAME/` with `refs/REVISION`, which holds a commit, and
+`snapshots/COMMIT/`, whose files lead to `blobs/`; that of a large file is called by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from samewise.runner.errors import ConfigError, Problem, close
+from samewise.runner.records.files import read_json, read_text
+from samewise.runner.records.shapes import SHA256
+
+PATH: Final = "initialise.weights"
+PREFIX: Final = "hf:"
+STATE: Final = "state.pt"
+MODEL: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+PICKLE: Final = "pytorch_model.bin"
+_NAMED = re.compile(r"hf:(?P<name>[\w-][\w.-]*(?:/[\w-][\w.-]*)?)(?:@(?P<revision>[\w-][\w.-]*))?", re.ASCII)
+_COMMIT = re.compile("[0-9a-f]{40}")
+_FILE = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
+
+
+def settled(weights: str) -> str:
+    """`hf:OWNER/NAME@COMMIT`, of `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` as it is in the cache now.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    return f"{weights.partition('@')[0]}@{snapshot(weights).name}"
+
+
+def snapshot(weights: str) -> Path:
+    """The folder in the cache.
+
+    Raises:
+        ConfigError: it is not there, or `weights` is not such a name.
+    """
+    given = _NAMED.fullmatch(weights)
+    if given is None:
+        raise ConfigError(Problem(PATH, "is not a name of a model on Hugging Face", weights, "hf:OWNER/NAME, or hf:OWNER/NAME@REVISION"))
+    name, revision = given["name"], given["revision"] or "main"
+    folder = cache() / ("models--" + name.replace("/", "--"))
+    download = f"on a machine that has a network: hf download {name}" + (f" --revision {revision}" if given["revision"] else "")
+    if not folder.is_dir():
+        held = [f"hf:{one.name.removeprefix('models--').replace('--', '/')}" for one in folder.parent.glob("models--*")]
+        hint = "; ".join(filter(None, (close(weights, held), f"{download}; HF_HOME says where the cache is")))
+        raise ConfigError(Problem(PATH, "is not in Hugging Face's cache, and samewise downloads nothing from there", weights, f"{folder}", hint))
+    commit = revision if _COMMIT.fullmatch(revision) else (read_text(folder / "refs" / revision) or "").strip()
+    found = folder / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not found.is_dir():
+        held = sorted(one.name for place in ("refs", "snapshots") if (folder / place).is_dir() for one in (folder / place).iterdir())
+        raise ConfigError(Problem(PATH, f"Hugging Face's cache has no revision '{revision}' of {name}", weights, " or ".join(held), download))
+    return found
+
+
+def cache() -> Path:
+    """Where Hugging Face's tools keep what they have downloaded."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if given := os.environ.get(variable):
+            return Path(given).expanduser()
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def files_at(path: Path) -> list[Path]:
+    """The files of weights that a path means: itself; of a folder a checkpoint of samewise, or safetensors: one file, or those that an index lists, in order.
+
+    Raises:
+        ConfigError: a folder has none, or one is missing.
+    """
+    if not path.is_dir():
+        return [path]
+    if (path / STATE).is_file() or (path / "manifest.json").is_file():
+        return [path / STATE]
+    return _safetensors(path)
+
+
+def _safetensors(folder: Path) -> list[Path]:
+    if (folder / MODEL).is_file():
+        return [folder / MODEL]
+    index = read_json(folder / INDEX, {"weight_map": {str: _FILE}})
+    if index is None:
+        hint = f"of a pickle tensors are read, and nothing else, where it is named itself: {folder / PICKLE}" if (folder / PICKLE).is_file() else ""
+        raise ConfigError(Problem(PATH, "the folder holds no weights", str(folder), f"{MODEL}, {INDEX}, or a checkpoint of samewise", hint))
+    files = [folder / name for name in sorted(set(index["weight_map"].values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        raise ConfigError(Problem(PATH, f"{INDEX} lists files that are not there", str(folder), ", ".join(missing) or "at least one"))
+    return files
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """A file's SHA-256; of several that of the lines `SHA256  NAME`, as sha256sum writes them.
+
+    Raises:
+        ConfigError: a file in the cache is not the one that its name says.
+    """
+    digests = [_sha256(file) for file in files]
+    for file, digest in zip(files, digests, strict=True):
+        blob = file.resolve().name
+        if SHA256.fullmatch(blob) and blob != digest:
+            raise ConfigError(
+                Problem(PATH, f"the file in Hugging Face's cache does not match its checksum: {file}", digest, blob, "remove it, and download it again")
+            )
+    lines = "".join(f"{digest}  {file.name}\n" for file, digest in zip(files, digests, strict=True))
+    return digests[0] if len(digests) == 1 else hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,174 @@
+"""Checkpoints as Hugging Face's libraries and timm write them: in folders, or by name in their cache. Nothing is downloaded, no pickle is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from samewise.runner.config.compose import compose
+from samewise.runner.config.fingerprint import fingerprint, identity
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.initialise import initialise
+from samewise.runner.records.shards import sha256
+from samewise.runner.records.tensor_file import write_tensors
+
+COMMITS = ("a" * 40, "b" * 40)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+
+
+def other() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {name: torch.randn_like(value) for name, value in network().state_dict().items()}
+
+
+def loaded(weights: str | Path, **more: Any) -> bool:
+    model = network()
+    initialise(model, {"weights": str(weights), **more})
+    return all(torch.equal(value, other()[name]) for name, value in model.state_dict().items())
+
+
+def problem(weights: str | Path, **more: Any) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        initialise(network(), {"weights": str(weights), **more})
+    (one,) = caught.value.problems
+    assert isinstance(one, Problem)
+    return one
+
+
+def in_parts(folder: Path) -> list[Path]:
+    folder.mkdir()
+    files = [folder / f"model-{number}-of-2.safetensors" for number in (1, 2)]
+    parts = [{name: value for name, value in other().items() if name.startswith(f"{number}.")} for number in (0, 1)]
+    for file, tensors in zip(files, parts, strict=True):
+        write_tensors(file, tensors)
+    listed = {name: file.name for file, tensors in zip(files, parts, strict=True) for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    return files
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Hugging Face's cache with two commits of someone/net, the second of which is its main."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "models--someone--net"
+    for commit in COMMITS:
+        state = {name: value + (commit == COMMITS[0]) for name, value in other().items()}
+        (folder / "blobs").mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / "new", state)
+        (folder / "new").rename(blob := folder / "blobs" / sha256(folder / "new"))
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        (folder / "snapshots" / commit / "model.safetensors").symlink_to(blob)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMITS[1])
+    (folder / "refs" / "v1").write_text(COMMITS[0])
+    return folder
+
+
+def test_a_folder_is_read_in_one_file_or_in_several(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    write_tensors(tmp_path / "whole" / "model.safetensors", other())
+    (tmp_path / "whole" / "pytorch_model.bin").write_bytes(b"never read")
+    assert loaded(tmp_path / "whole", sha256=sha256(tmp_path / "whole" / "model.safetensors"))
+    files = in_parts(tmp_path / "parts")
+    assert loaded(tmp_path / "parts")
+    files[1].unlink()
+    told = problem(tmp_path / "parts")
+    assert (told.message, told.expected) == ("model.safetensors.index.json lists files that are not there", "model-2-of-2.safetensors")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "state.pt", "..safetensors"])
+def test_an_index_names_files_of_its_own_folder_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"0.weight": name}}))
+    assert "0.weight" in problem(tmp_path).message
+
+
+def test_a_folder_with_a_pickle_alone_is_refused_with_what_reads_its_tensors(tmp_path: Path) -> None:
+    torch.save(other(), tmp_path / "pytorch_model.bin")
+    told = problem(tmp_path)
+    assert told.message == "the folder holds no weights"
+    assert str(told.hint).endswith(f"where it is named itself: {tmp_path / 'pytorch_model.bin'}")
+    assert loaded(tmp_path / "pytorch_model.bin")
+
+
+def test_a_name_means_what_the_cache_has_of_it(cache: Path) -> None:
+    assert loaded("hf:someone/net")
+    assert loaded(f"hf:someone/net@{COMMITS[1]}")
+    assert not loaded("hf:someone/net@v1")
+
+
+@pytest.mark.parametrize(
+    ("weights", "message", "hint"),
+    [
+        ("hf:someone/nett", "is not in Hugging Face's cache", "did you mean 'hf:someone/net'?; on a machine that has a network: hf download someone/nett; "),
+        ("hf:someone/net@v2", "has no revision 'v2'", "on a machine that has a network: hf download someone/net --revision v2"),
+        ("hf:../net", "is not a name of a model on Hugging Face", ""),
+        ("hf:someone/net@../../../refs", "is not a name of a model on Hugging Face", ""),
+    ],
+)
+def test_what_is_not_there_is_told_with_how_to_get_it(cache: Path, weights: str, message: str, hint: str) -> None:
+    told = problem(weights)
+    assert message in told.message
+    assert str(told.hint or "").startswith(hint)
+
+
+def test_a_file_that_is_not_what_its_name_in_the_cache_says_is_refused(cache: Path) -> None:
+    blob = (cache / "snapshots" / COMMITS[1] / "model.safetensors").resolve()
+    write_tensors(blob, {name: value + 1 for name, value in other().items()})
+    told = problem("hf:someone/net")
+    assert (told.message.partition(":")[0], told.expected) == ("the file in Hugging Face's cache does not match its checksum", blob.name)
+
+
+def test_a_name_is_settled_when_the_command_is_given_and_its_content_is_a_part_of_the_experiment(cache: Path, tmp_path: Path) -> None:
+    def composed(weights: str, strict: bool = True) -> Any:
+        return compose([f"initialise.weights='{weights}'"], project=Project(tmp_path), strict=strict)
+
+    by_name, by_tag = composed("hf:someone/net"), composed("hf:someone/net@v1")
+    assert by_name.cfg.initialise.weights == f"hf:someone/net@{COMMITS[1]}"
+    blob = (cache / "snapshots" / COMMITS[1] / "model.safetensors").resolve().name
+    assert identity(by_name.cfg)["initialise"]["weights"] == f"sha256:{blob}"
+    shutil.copytree(cache / "snapshots" / COMMITS[1], tmp_path / "copy")
+    assert by_name.fingerprint == composed(str(tmp_path / "copy")).fingerprint == composed(str(tmp_path / "copy" / "model.safetensors")).fingerprint
+    assert by_name.fingerprint != by_tag.fingerprint
+    (told,) = composed("hf:someone/other", strict=False).problems
+    assert told.path == "initialise.weights"
+    files = in_parts(tmp_path / "parts")
+    before = composed(str(tmp_path / "parts")).fingerprint
+    write_tensors(files[1], {})
+    assert fingerprint(composed(str(tmp_path / "parts")).cfg) != before
+
+
+def test_what_is_left_out_may_be_missing_in_the_file(tmp_path: Path) -> None:
+    """As the head, of a checkpoint of the encoder alone."""
+    write_tensors(tmp_path / "model.safetensors", {name: value for name, value in other().items() if name.startswith("0.")})
+    model = network()
+    initialise(model, {"weights": str(tmp_path), "exclude": ["1.*"]})
+    assert torch.equal(model[0].weight, other()["0.weight"])
+    assert torch.equal(model[1].weight, network()[1].weight)
+    assert problem(tmp_path, exclude=["1.*", "2.*"]).message == "matches nothing in the file or in the model"
+
+
+def test_weight_norm_of_older_files_loads_and_stays_itself_where_lora_is_added(tmp_path: Path) -> None:
+    def made(norm: Any) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(norm(nn.Linear(3, 4)), nn.Linear(4, 2))
+
+    old = made(torch.nn.utils.weight_norm)
+    with torch.no_grad():
+        old[0].weight_g.mul_(2)
+    torch.save(old.state_dict(), tmp_path / "old.pt")
+    assert "0.weight_g" in old.state_dict()
+    model, inputs = made(torch.nn.utils.parametrizations.weight_norm), torch.randn(5, 3)
+    initialise(model, {"weights": str(tmp_path / "old.pt"), "parametrisations": {"lora": {"match": "1.weight", "kind": "lora", "rank": 1}}})
+    assert torch.allclose(model(inputs), old(inputs))
+    assert "1.parametrizations.weight.0.lora_up" in model.state_dict()
