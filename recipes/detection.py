@@ -24,7 +24,7 @@ from samewise.recipes.parts import detection_pictures as pictures
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
 from samewise.recipes.parts.pictures import thumbnails
 from samewise.runner.errors import ConfigError, DataError, Problem
-from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores, class_names
+from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores, class_names
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Detection(Recipe):
     gives = "boxes (x1, y1, x2, y2) in pixels, their labels from 1 on, and their scores; of a module, what that gives"
     takes = "images"
     extensions = EXTENSIONS
+    export_samples = 1
 
     def __init__(self, *, num_classes: int | None = None, shown: int = 12) -> None:
         if num_classes is not None and num_classes < 2:
@@ -116,6 +117,10 @@ class Detection(Recipe):
         return [
             Detected(_image(batch, place, found), image.cpu(), self.classes) for place, (image, found) in enumerate(zip(images, model(images), strict=True))
         ]
+
+    def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
+        """Of one image [1, 3, H, W]: its boxes float32[N, 4], labels int64[N] and scores float32[N], the surest first."""
+        return {"": Form(_found_in_one, {"image": batch["image"]})}
 
     def _record(self, sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or not {"image", "boxes", "labels"} <= sample.keys():
@@ -258,6 +263,11 @@ def _floats(images: Sequence[Tensor] | Tensor) -> list[Tensor]:
     if images[0].is_floating_point():
         return list(images)
     return [image.to(torch.float32) / 255 for image in images]
+
+
+def _found_in_one(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
+    (found,) = model(_floats(image))
+    return {name: found[name] for name in ("boxes", "labels", "scores")}
 
 
 def _targets(batch: Batch) -> list[dict[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -87,6 +87,19 @@ class Prediction(abc.ABC):
         raise ConfigError(Problem("--format", f"coco is for boxes, and what this model predicts ({type(self).__name__}) has none", expected="json or csv"))
 
 
+@dataclass(frozen=True)
+class Form:
+    """A model as a function of tensors alone, for an export.
+
+    Args:
+        call: From the model and these tensors to what it gives, by name.
+        inputs: An example, by name, in the order of the call. Where all of them are entries of the batch, its transforms can go into the export.
+    """
+
+    call: Callable[..., Mapping[str, Tensor]]
+    inputs: Mapping[str, Tensor]
+
+
 class Recipe(abc.ABC):
     """The science of one task. It knows no device, rank, optimizer, file or logger."""
 
@@ -101,6 +114,9 @@ class Recipe(abc.ABC):
 
     extensions: Sequence[str] = ()
     """How the names of such files end: those in a folder that `predict` is given. Empty: folders are refused."""
+
+    export_samples: int = 2
+    """How many samples an export's example has. A size of 1 stays fixed in the file; others are left free where the model leaves them."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -142,6 +158,15 @@ class Recipe(abc.ABC):
         """One prediction for each sample of a batch of what `read` gave, collated and transformed; the model is in eval mode, without gradients."""
         words = f"{type(self).__name__} reads files, but has no `predict`"
         raise ConfigError(Problem("recipe", words, expected="a recipe with `read` and `predict`"))
+
+    def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
+        """What is exported, where it is not the model as `predict` calls it: by name, empty for one that stands for the model itself. Default: nothing else.
+
+        Args:
+            model: In eval mode, on the CPU.
+            batch: `export_samples` samples, after the batch transforms.
+        """
+        return {}
 
 
 class BatchTransform(nn.Module, abc.ABC):

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, final
 
+import torch
 import torchvision.models
 from torch import Tensor, nn
+from torchvision import ops
 from torchvision.models.detection._utils import overwrite_eps
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
@@ -59,6 +61,30 @@ class RetinaNet(TorchvisionRetinaNet):
         anchors = self.anchor_generator(batched, features)
         losses = self.compute_loss(moved, outputs, anchors)
         return losses, self._detections(outputs, anchors, features, batched, sizes)
+
+    def postprocess_detections(
+        self, head_outputs: dict[str, list[Tensor]], anchors: list[list[Tensor]], image_shapes: list[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        """As torchvision's. Where it is exported, in an order that torch.export can follow: the best of each level first, and of them the sure ones."""
+        if not torch.compiler.is_exporting():
+            return super().postprocess_detections(head_outputs, anchors, image_shapes)
+        found = list[dict[str, Tensor]]()
+        for place, shape in enumerate(image_shapes):
+            levels = zip(head_outputs["cls_logits"], head_outputs["bbox_regression"], anchors[place], strict=True)
+            boxes, scores, labels = map(torch.cat, zip(*(self._best(logits[place], boxes[place], at, shape) for logits, boxes, at in levels), strict=True))
+            sure = scores > self.score_thresh
+            boxes, scores, labels = boxes[sure], scores[sure], labels[sure]
+            apart = boxes + (labels.to(boxes) * (max(shape) + 1))[:, None]  # boxes of different labels do not overlap
+            kept = ops.nms(apart, scores, self.nms_thresh)[: self.detections_per_img]
+            found.append({"boxes": boxes[kept], "scores": scores[kept], "labels": labels[kept]})
+        return found
+
+    def _best(self, logits: Tensor, regressed: Tensor, anchors: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Of one level of one image, the boxes of the best scores, these, and their labels."""
+        classes = logits.shape[-1]
+        scores, places = logits.sigmoid().flatten().topk(min(self.topk_candidates, logits.numel()))
+        at = places.div(classes, rounding_mode="floor")
+        return ops.clip_boxes_to_image(self.box_coder.decode_single(regressed[at], anchors[at]), shape), scores, places % classes
 
     def _detections(
         self, outputs: Mapping[str, Tensor], anchors: list[Tensor], features: list[Tensor], batched: ImageList, sizes: list[tuple[int, int]]

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.tolerance < 1:
         raise ConfigError(Problem("--tolerance", "is not a share", args.tolerance, "a number from 0 to 1"))
     folder = saved.find(args.run, run_root=args.run_root)
-    composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu", "evaluate.batch_size=2"], trust=args.trust)
+    composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
     prepare(composed.cfg.reproducibility)
     call, about = _model(args, folder, composed)
     from samewise.runner.exports import folder as exports
@@ -89,7 +89,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> t
 
     from samewise.runner.config import project
     from samewise.runner.data import streams
-    from samewise.runner.exports.call import observe
+    from samewise.runner.exports.call import in_form, observe
     from samewise.runner.records import shapes
     from samewise.runner.records.files import read_json
     from samewise.runner.training.evaluation import first_batch, models_to_evaluate, require_weights
@@ -100,9 +100,14 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> t
     prefix = f"{args.weights}/" if args.weights else ""
     if args.weights:
         require_weights(args.weights, (name.rstrip("/") for name in models if name))
-    loaded = first_batch(run, "valid")
+    model, transform, loaded = models[prefix].eval(), run.transforms["eval"], first_batch(run, "valid", run.recipe.export_samples)
     streams.enter(run.seed, "eval", 0)
-    call = observe(run.recipe, models[prefix].eval(), loaded, run.transforms["eval"], module=args.module, whole=not args.bare)
+    forms = {} if args.module else run.recipe.forms(model, transform(loaded))
+    streams.enter(run.seed, "eval", 0)
+    if forms:
+        (call,) = (in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in forms.items())
+    else:
+        call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     data: dict[str, Any] = environment.get("data", {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.exports.compared import difference
-from samewise.runner.interfaces import Batch, Recipe
+from samewise.runner.interfaces import Batch, Form, Recipe
 
 
 class _Enough(BaseException):
@@ -48,12 +48,21 @@ class Function(nn.Module):
         args: Of the call, tensors in lists and dicts.
         kwargs: Likewise, by name.
         before: What goes into it as well; None: nothing.
+        call: A recipe's own way to call it, by these tensors (`Form.call`).
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], before: Before | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: Before | None = None,
+        call: Callable[..., Mapping[str, Tensor]] | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self._before = before
+        self._call = call
         leaves, self._form = pytree.tree_flatten((args, kwargs))
         self._plain = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -62,6 +71,8 @@ class Function(nn.Module):
         if self._before:
             batch = self._before.transform(dict(zip(self._before.takes, tensors, strict=True)))
             tensors = tuple(batch[name] for name in self._before.gives)
+        if self._call:
+            return tuple(self._call(self.model, *tensors).values())
         leaves = list(self._plain)
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = tensor
@@ -118,18 +129,48 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
     if not inputs:
         words = "is not called with a tensor where the recipe evaluates a batch, so there is nothing to export"
         raise ConfigError(Problem("--module" if module else "model", words, module or type(model).__name__))
-    function = Function(called, args, kwargs).eval()
     with torch.no_grad():
         returned = called(*pytree.tree_map_only(Tensor, torch.clone, args), **pytree.tree_map_only(Tensor, torch.clone, kwargs))
     outputs = {_joined("output", path): leaf for path, leaf in pytree.tree_leaves_with_path(returned) if isinstance(leaf, Tensor)}
     before = _before(loaded, transform, entries) if whole and not part else None
-    if before:
-        together = Function(called, args, kwargs, before).eval()
-        raw = {name: loaded[name].detach().clone() for name in before.takes}
-        with torch.no_grad():
-            if difference(outputs, dict(zip(outputs, together(*raw.values()), strict=True))) is None:
-                return Call(part, together, raw, outputs, whole=True)
-    return Call(part, function, inputs, outputs)
+    return _whole(Call(part, Function(called, args, kwargs).eval(), inputs, outputs), Function(called, args, kwargs, before).eval(), loaded, before)
+
+
+def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: Transform, *, whole: bool = True) -> Call:
+    """A model called in one of its recipe's forms.
+
+    Args:
+        form: It, of the transformed batch.
+        name: Its own; empty: it stands for the model itself.
+        model: In eval mode.
+        loaded: The batch before its transforms.
+        transform: Those.
+        whole: Take the transforms into it, where the form's inputs are entries of the batch as they leave them.
+
+    Raises:
+        ConfigError: what comes out has no numbers, so that nothing could be held against it.
+    """
+    inputs = {one: tensor.detach().clone() for one, tensor in form.inputs.items()}
+    with torch.no_grad():
+        outputs = dict(form.call(model, *(tensor.clone() for tensor in inputs.values())))
+    if not all(tensor.numel() for tensor in outputs.values()):
+        empty = ", ".join(one for one, tensor in outputs.items() if not tensor.numel())
+        hint = "train it further, or lower its threshold: for a RetinaNet, model.score_thresh=0.01"
+        raise ConfigError(Problem("model", f"finds nothing in the example ({empty}), so no format could be held against it", type(model).__name__, hint=hint))
+    entries = tuple(one if one in loaded else None for one in inputs)
+    before = _before(loaded, transform, entries) if whole else None
+    made = Call(name, Function(model, (), {}, call=form.call).eval(), inputs, outputs)
+    return _whole(made, Function(model, (), {}, before, form.call).eval(), loaded, before)
+
+
+def _whole(bare: Call, together: Function, loaded: Batch, before: Before | None) -> Call:
+    """A call with the transforms in it, where that gives the same bits; else as it is."""
+    if before is None:
+        return bare
+    raw = {name: loaded[name].detach().clone() for name in before.takes}
+    with torch.no_grad():
+        same = difference(bare.outputs, dict(zip(bare.outputs, together(*raw.values()), strict=True))) is None
+    return Call(bare.part, together, raw, bare.outputs, whole=True) if same else bare
 
 
 def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]) -> Before | None:

@@ -66,6 +66,8 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     inputs, feeds = ", ".join(_plain(name) for name in said["inputs"]), ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in said["inputs"])
     version = (environment.get("versions") or {}).get("torch", "")
     for name, form in said["formats"].items():
+        if any(kind.startswith("torchvision.") for kind in form["operators"]):
+            yield from ("`import torchvision` comes before this: some of its operators are that library's.", "")
         needs = f"Operators: {', '.join(form['operators'])}" if form["operators"] else ""
         yield from (
             "```python",

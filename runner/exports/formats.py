@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch._inductor import aoti_compile_and_package, aoti_load_package
 from torch._inductor import config as inductor
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, first_line
@@ -78,17 +80,17 @@ class Pt2(Format):
         return _graph(program)
 
     def load(self, path: Path) -> Run:
-        program = torch.export.load(str(path)).module()
+        program = _loaded(path).module()
         return torch.no_grad()(lambda inputs: list(program(*inputs.values())))
 
     def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
-        return of_program(_graph(torch.export.load(str(path))), list(inputs.values()))
+        return of_program(_graph(_loaded(path)), list(inputs.values()))
 
     def kinds(self, path: Path) -> list[str]:
-        return sorted({str(node.target) for node in torch.export.load(str(path)).graph.nodes if node.op == "call_function"})
+        return sorted({str(node.target) for node in _loaded(path).graph.nodes if isinstance(node.target, OpOverload)})  # others are sums of sizes
 
     def weights(self, path: Path) -> dict[str, Tensor]:
-        return _unwrapped(torch.export.load(str(path)).state_dict)
+        return _unwrapped(_loaded(path).state_dict)
 
 
 class Aoti(Format):
@@ -106,6 +108,7 @@ class Aoti(Format):
             aoti_compile_and_package(_program(call), package_path=str(path))
 
     def load(self, path: Path) -> Run:
+        import_module("torchvision")
         package = aoti_load_package(str(path))
         return torch.no_grad()(lambda inputs: pytree.tree_leaves(package(*inputs.values())))
 
@@ -270,6 +273,12 @@ def _program(call: Call) -> torch.export.ExportedProgram:
     free = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1} for tensor in call.inputs.values())
     with torch.no_grad():
         return torch.export.export(call.function, tuple(call.inputs.values()), dynamic_shapes=(free,), strict=False)
+
+
+def _loaded(path: Path) -> torch.export.ExportedProgram:
+    """A program from its file; those of detectors have operators that torchvision registers."""
+    import_module("torchvision")
+    return torch.export.load(str(path))
 
 
 def _graph(program: torch.export.ExportedProgram) -> fx.GraphModule:

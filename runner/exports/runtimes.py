@@ -75,11 +75,15 @@ def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> R
     try:
         results = formats.run(form, path, truth.inputs)
         seconds = time.perf_counter() - began
+    except ValueError as error:
+        return Runtime(form.name, str(error))
+    try:
         if len(results) != len(truth.outputs):
             raise ValueError(f"gives {len(results)} tensors where the model gives {len(truth.outputs)}")
         apart = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
-    except ValueError as error:
-        return Runtime(form.name, str(error))
+    except ValueError as error:  # other boxes are other shapes
+        first, where = _first(form, path, truth, tolerance)
+        return Runtime(form.name, str(error) + where + _why(form, path, truth.weights), first=first)
     if apart is None:
         return Runtime(form.name, "the same bits", same=True, sound=True, seconds=seconds)
     sound = apart.relative <= tolerance

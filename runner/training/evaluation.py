@@ -99,9 +99,11 @@ def require_monitored(run: Run, names: Iterable[str]) -> None:
         raise ConfigError(Problem("evaluate.monitor", "no such metric is computed", monitor, ", ".join(known), nearest(monitor, known)))
 
 
-def first_batch(run: Run, split: str) -> Batch:
+def first_batch(run: Run, split: str, samples: int) -> Batch:
     """The first samples of a split, as an evaluation has them on the device, before the batch transforms."""
-    return run.to_device(next(iter(_loader(run, run.splits[split]))))
+    part = run.splits[split]
+    key = next(evaluation_keys(len(part.dataset), samples))
+    return run.to_device(next(iter(Loader(part.keyed, lambda: iter([key])))))
 
 
 def _measure(run: Run, model: nn.Module, number: int, batch: Any) -> Any:
