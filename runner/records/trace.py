@@ -133,7 +133,9 @@ class Trace:
             line["layers"] = {"gradients": _short(gradients), "weights": _short(weights)}
         self._last = line
         assert self._file is not None
-        self._file.write(f"{_ENCODE(line)}\n".encode())
+        left = f"{_ENCODE(line)}\n".encode()
+        while left:  # a disk that is nearly full takes a part, and says only how much
+            left = left[self._file.write(left) :]
 
     def records(self, step: int) -> bool:
         """Whether the step, counted from 1, has a line."""

@@ -7,7 +7,8 @@ call by the disk, met by a full disk or by a clock that jumps; its MLflow server
 came of it is compared with a training that was not disturbed: weights, trace, checkpoints, journal, and what MLflow has. `--only SEED` repeats one
 trial, whose seed a failure names: the faults are the same, but a moment is not.
 
-Trainings are forked from a process that has imported torch; sweeps, and runs of several processes, start theirs as a user's do.
+Trainings are forked from a process that has imported torch; sweeps, and runs of several processes, start theirs as a user's do. There any process may be
+the one that is killed, and each meets the fault of a disk or a clock at its own n-th call.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compared import require_in_store, require_kept, results_in
-from struck import Command, Wrong, compiled
+from struck import LONGEST_S, Command, Wrong, compiled
 
 HERE = Path(__file__).parent
 COMMON = ("debug=tiny", "callbacks=none", "evaluate.pictures=false", "reproducibility.threads=1", "max_steps=6", "evaluate.every_steps=3", "replicas=2")
@@ -43,6 +45,7 @@ RECIPES = {
     "vocoder": ("experiment=wavernn_spoken_digits", "max_steps=4"),
     "speech_recognition": ("experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"),
 }
+FORMS = {"": 0.8, ", 2 processes": 0.14, ", sweep": 0.06}
 KINDS = {"kill": 10, "kill at a call": 10, "read or write error": 2, "full disk": 2, "clock": 1}
 PLANS = {"none": 0, "read or write error": 1, "full disk": 2, "kill at a call": 3, "clock": 4}
 ERRORS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EINTR, errno.EDQUOT)
@@ -67,10 +70,11 @@ class Campaign:
         home: A folder for all of them.
         server: The address of the MLflow server's proxy, and the file of the server's store; None: without.
         kinds: Of faults, with the weight of each.
+        forms: Of trainings, likewise.
     """
 
-    def __init__(self, home: Path, server: tuple[str, Path] | None, kinds: dict[str, int]) -> None:
-        self.home, self.server, self.kinds = home, server, kinds
+    def __init__(self, home: Path, server: tuple[str, Path] | None, kinds: dict[str, int], forms: dict[str, float]) -> None:
+        self.home, self.server, self.kinds, self.forms = home, server, kinds, forms
         self.counts: collections.Counter[str] = collections.Counter()
         self.wordless: collections.Counter[str] = collections.Counter()
         self._references: dict[tuple[str, ...], Reference] = {}
@@ -89,10 +93,12 @@ class Campaign:
         self._senders = SenderParent(home / "senders.log")
         self._number = 0
 
-    def command(self, given: list[str], root: Path, *, plan: tuple[int, ...] = (0, 0, 0, 0, 0), shared: bool = True, composed: Any = None) -> Command:
+    def command(
+        self, given: list[str], root: Path, *, plan: tuple[int, ...] = (0, 0, 0, 0, 0), shared: bool = True, composed: Any = None, spread: bool = False
+    ) -> Command:
         self._number += 1
         variables = {SHARED: self._senders.address} if shared else {}
-        return Command(given, self.home / f"said-{self._number}.txt", plan, root, variables, composed)
+        return Command(given, self.home / f"said-{self._number}.txt", plan, root, variables, composed, spread=spread)
 
     def _composed(self, given: list[str]) -> Any:
         """What a trial's trainings that are struck are given; samewise's files that they use are read, too. Each would take half of its time for that."""
@@ -121,7 +127,7 @@ class Campaign:
         """One trial. Raises Wrong."""
         chance = random.Random(seed)
         recipe = chance.choice([*RECIPES])
-        form: str = chance.choices(["", ", 2 processes", ", sweep"], [0.92, 0.04, 0.04])[0]
+        form: str = chance.choices([*self.forms], [*self.forms.values()])[0]
         recipe = "classification" if form == ", sweep" else recipe
         whole_command = ["sweep", "seed=0,1", "launcher.jobs=2"] if form == ", sweep" else ["train"]
         reference = self.reference((*whole_command, *RECIPES[recipe], *COMMON))
@@ -137,8 +143,8 @@ class Campaign:
             shutil.copy(self._store, root / "mlflow.db")
         seen: dict[str, str] = {}
         composed = self._composed(given)
-        for _ in range(chance.randint(1, 3) if form else chance.randint(4, 14)):
-            kind = "kill" if form else chance.choices([*self.kinds], [*self.kinds.values()])[0]
+        for _ in range(chance.randint(2, 5) if form else chance.randint(4, 14)):
+            kind = chance.choices([*self.kinds], [*self.kinds.values()])[0]
             if self._strike(chance, kind, given, root, reference, composed, f"{recipe}{form}") == 0:
                 break
             require_kept(root, seen)
@@ -163,6 +169,7 @@ class Campaign:
         shutil.rmtree(root)
 
     def _strike(self, chance: random.Random, kind: str, given: list[str], root: Path, reference: Reference, composed: Any, label: str) -> int:
+        several = ", " in label
         error, lasts = chance.choice(ERRORS), chance.choice([1, 3, 10, 10**9])
         plan = (
             (0, 0, 0, 0, 0)
@@ -175,12 +182,12 @@ class Campaign:
                 chance.choice([-86400 * 400, -3600, 3600, 86400 * 4000]),
             )
         )
-        command = self.command(given, root, plan=plan, shared=chance.random() < 0.98, composed=composed)
+        command = self.command(given, root, plan=plan, shared=chance.random() < 0.98, composed=composed, spread=several)
         if kind == "kill":
-            command.wait(chance.random() * reference.seconds * (3 if ", 2" in label else 1))
+            command.wait(chance.random() * reference.seconds * (3 if several else 1))
             struck = command.code is None
             if struck:
-                command.kill(everything=chance.random() < 0.3)
+                command.kill(chance.choices(["itself", "everything", "one that it started"], [6, 3, 6 if several else 0])[0], chance)
         code = command.end()
         if kind != "kill":
             struck = command.mark.exists()
@@ -196,22 +203,20 @@ class Campaign:
         return code
 
     def _require_sent(self, root: Path, journals: list[Any], store: Path, experiment: str) -> None:
-        for _ in range(12):
-            sync = self.command(["sync", "--run-root", str(root)], root)
-            if sync.end() == 0:
-                break
+        until = time.monotonic() + LONGEST_S  # which is longer than a run's own sender tries to get through to a server that lies
+        while (sync := self.command(["sync", "--run-root", str(root)], root)).end():
+            if time.monotonic() > until:
+                raise Wrong(f"sync still ends with {sync.code}:\n{sync.text[-1500:]}")
             time.sleep(0.5)
-        else:
-            raise Wrong(f"sync still ends with {sync.code}:\n{sync.text[-1500:]}")
         require_in_store(store, experiment, journals)
 
     def close(self) -> None:
         self._senders.close()
 
 
-def work(home: Path, seeds: list[int], server: tuple[str, Path] | None, until: float, kinds: dict[str, int]) -> None:
+def work(home: Path, seeds: Sequence[int], server: tuple[str, Path] | None, until: float, kinds: dict[str, int], forms: dict[str, float]) -> None:
     """Trials, and their counts as a line of JSON after each."""
-    campaign = Campaign(home, server, kinds)
+    campaign = Campaign(home, server, kinds, forms)
     with open(home / "counts.jsonl", "a") as told:
         for seed in seeds:
             if time.time() > until:
@@ -240,6 +245,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="trials have the seeds SEED * 1000000, SEED * 1000000 + 1, ...")
     parser.add_argument("--only", type=int, help="the seed of one trial")
+    parser.add_argument("--form", action="append", choices=["one process", "2 processes", "sweep"], help="of training, this alone (may be repeated)")
     parser.add_argument("--kind", action="append", choices=[*KINDS], help="strike by this alone (may be repeated)")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e6)
@@ -250,19 +256,21 @@ def main() -> int:
     os.environ.update(OMP_NUM_THREADS="1", MLFLOW_DISABLE_TELEMETRY="true", CUBLAS_WORKSPACE_CONFIG=":4096:8", XDG_CONFIG_HOME=str(home / "home"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     environment = {**os.environ, "LD_PRELOAD": str(compiled(home))}
-    seeds = [given.only] if given.only is not None else [given.seed * 1_000_000 + number for number in range(given.trials)]
+    first = given.only if given.only is not None else given.seed * 1_000_000
+    seeds = range(first, first + (1 if given.only is not None else given.trials))
     import_liar = [sys.executable, str(HERE / "liar.py"), str(home)]
     liar = None if given.no_server else subprocess.Popen(import_liar, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, start_new_session=True)
     address = liar.stdout.readline().strip() if liar is not None and liar.stdout is not None else ""
     until = time.time() + 60 * given.minutes
-    code = "import sys; sys.path.insert(0, {!r}); import campaign, pathlib; campaign.work(pathlib.Path({!r}), {!r}, {!r}, {!r}, {!r})"
+    code = "import sys; sys.path.insert(0, {!r}); import campaign, pathlib; campaign.work(pathlib.Path({!r}), {!r}, {!r}, {!r}, {!r}, {!r})"
+    forms = {form: weight for form, weight in FORMS.items() if not given.form or (form.removeprefix(", ") or "one process") in given.form}
     workers = list[subprocess.Popen[bytes]]()
     try:
         for number in range(given.jobs):
             folder = home / f"worker{number}"
             folder.mkdir()
             told = (address, str(home / "server.db")) if address else None
-            started = code.format(str(HERE), str(folder), seeds[number :: given.jobs], told, until, {kind: KINDS[kind] for kind in given.kind or KINDS})
+            started = code.format(str(HERE), str(folder), seeds[number :: given.jobs], told, until, {kind: KINDS[kind] for kind in given.kind or KINDS}, forms)
             workers.append(subprocess.Popen([sys.executable, "-c", started], env=environment))
         for worker in workers:
             worker.wait()

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -29,6 +30,14 @@ class Wrong(Exception):
     """What a trial found."""
 
 
+def _descendants(pid: int) -> list[int]:
+    """The processes that one has started, and that these have."""
+    with contextlib.suppress(OSError):
+        children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+        return [one for child in children for one in (child, *_descendants(child))]
+    return []
+
+
 class Command:
     """A command of samewise in a fork of this process.
 
@@ -39,10 +48,14 @@ class Command:
         under: The folder whose files' calls count.
         variables: Beside this process's.
         composed: What the arguments compose to, where that was found before.
+        spread: Whether each process that it starts meets the plan, too.
     """
 
-    def __init__(self, arguments: list[str], said: Path, plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any) -> None:
+    def __init__(
+        self, arguments: list[str], said: Path, plan: tuple[int, ...], under: Path, variables: dict[str, str], composed: Any, *, spread: bool = False
+    ) -> None:
         self.mark = said.with_suffix(".struck")
+        self.spread = spread
         self.said = said
         self._calls = said.with_suffix(".calls")
         self.pid = os.fork()
@@ -56,7 +69,7 @@ class Command:
             os.setpgid(0, 0)
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with the campaign
             os.environ.update(variables)
-            os.environ["FAULT"] = ""
+            os.environ["FAULT"] = " ".join(map(str, (*plan, under, self.mark))) if self.spread else ""
             file = os.open(self.said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(file, 1)
             os.dup2(file, 2)
@@ -98,15 +111,22 @@ class Command:
     def end(self) -> int:
         """Its exit code; where it does not end, that is what is wrong."""
         if self.wait(LONGEST_S) is None:
-            self.kill(everything=True)
+            self.kill("everything", random.Random(0))
             raise Wrong(f"did not end within {LONGEST_S:.0f} s:\n{self.text[-1500:]}")
         assert self.code is not None
         return self.code
 
-    def kill(self, *, everything: bool) -> None:
-        """Kill it, or all that it has started too."""
+    def kill(self, what: str, chance: random.Random) -> None:
+        """Kill "itself", "everything" (all that it has started, too), or "one that it started" (a rank, a job, a sender), from which it may recover."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL) if everything else os.kill(self.pid, signal.SIGKILL)
+            match what:
+                case "everything":
+                    os.killpg(self.pid, signal.SIGKILL)
+                case "one that it started" if started := _descendants(self.pid):
+                    os.kill(chance.choice(started), signal.SIGKILL)
+                    return
+                case _:
+                    os.kill(self.pid, signal.SIGKILL)
         self.wait(30)
 
     @property

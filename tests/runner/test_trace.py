@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 import torch
@@ -51,6 +52,23 @@ def test_a_resumed_trace_is_the_undisturbed_one(tmp_path):
         file.write('{"step": 6, "ba')  # killed while it wrote
     record(tmp_path / "cut", 6, start=3, chain=int(lines[3]["chain"], 16))
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_a_line_of_which_the_disk_takes_a_part_is_an_error_and_no_gap(tmp_path):
+    record(tmp_path / "whole", 6)
+    _, lines = trace.read_trace(tmp_path / "whole")
+    path, before = tmp_path / "full", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(step, _):  # from step 4 on there is room again
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]) if step == 3 else before)
+
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            record(path, 6, change=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    record(path, 6, start=2, chain=int(lines[2]["chain"], 16))
+    assert path.read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_a_line_that_the_disk_has_spoilt_costs_no_other_line(tmp_path, capsys):
