@@ -35,10 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.bundles import archive, signing
     from samewise.runner.config import saved
+    from samewise.runner.records.files import require_writable
 
     for file in (args.out, *([signing.signature_of(args.out)] if args.sign else [])):
         if file.exists():
             raise archive.taken(file)
+    require_writable("--out", args.out, file=True)
     if args.sign:
         signing.require_signer(args.sign)
     project = project_from(args)

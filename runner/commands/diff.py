@@ -33,12 +33,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
+    from samewise.runner.records.files import require_writable, write_atomically
 
     pair = saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root)
+    if args.html:
+        require_writable("--html", args.html, file=True)
     found = _compared(*pair)
     if args.html:
-        from samewise.runner.records.files import write_atomically
-
         write_atomically(args.html, _page(*pair, found))
     if args.log:
         _log(*pair, found, trust=args.trust)

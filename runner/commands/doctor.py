@@ -130,7 +130,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _disk(run_root: Path) -> Iterator[Finding]:
-    from samewise.runner.config.check.machine import try_writing
+    from samewise.runner.records.files import try_writing
 
     folder = run_root.absolute()
     while not folder.exists():

@@ -51,11 +51,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
+    from samewise.runner.records.files import require_writable
     from samewise.runner.training.determinism import prepare
 
     to = [name for name in _kinds(args.to) if name != "safetensors"]
     if not 0 <= args.tolerance < 1:
         raise ConfigError(Problem("--tolerance", "is not a share", args.tolerance, "a number from 0 to 1"))
+    require_writable("--out", args.out)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
     prepare(composed.cfg.reproducibility)

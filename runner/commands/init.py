@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         made = make(folder, package)
     except OSError as error:
-        raise ConfigError(Problem(str(error.filename or folder), f"cannot be written: {error.strerror}", hint="nothing has been made")) from None
+        raise ConfigError(
+            Problem("FOLDER", f"cannot be written: {error.strerror}", str(error.filename or folder), "a place where you can write", "nothing has been made")
+        ) from None
     print(f"made {folder}:")
     print("\n".join(f"  {name}" for name in made))
     _write_schema(folder)

@@ -39,12 +39,14 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import as_experiment
+    from samewise.runner.records.files import require_writable
 
     project = project_from(args)
     file = _place(args.name, project)
     wanted, words = _wanted(args, project)
     leads = f"yaml-language-server: $schema={os.path.relpath(project.root / '.schema' / 'experiment.json', file.parent)}"
     head = [words, *([leads] if (project.root / ".schema").is_dir() else [])]
+    require_writable("NAME", file.parent, hint="--config-dir FOLDER takes another folder of configs")
     text = as_experiment.write(wanted, project=project, head=head)
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "x", encoding="utf-8") as handle:

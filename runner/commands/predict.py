@@ -50,15 +50,22 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner import api
     from samewise.runner.config import saved
     from samewise.runner.errors import ConfigError, Problem
+    from samewise.runner.records.files import require_no_link, require_writable
 
     files, overrides = _apart(args.files)
     pictures, results = _outputs(args.output, args.format)
     if not files:
         raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
     folder = saved.find(args.run, run_root=args.run_root).path
+    if pictures is None and not results:
+        pictures = folder / "predictions"
+        require_writable("--output", pictures, hint="without --output they go into the run's folder: --output FOLDER names another")
+        require_no_link(pictures, *(pictures.iterdir() if pictures.is_dir() else ()))
+    elif pictures is not None:
+        require_writable("--output", pictures)
     predictor = api.load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust).transforms.predictor
     asked = predictor.files(files)
-    made = predictor.predict_files(asked, pictures or (None if results else folder / "predictions"), threshold=args.threshold, batch=args.batch)
+    made = predictor.predict_files(asked, pictures, threshold=args.threshold, batch=args.batch)
     try:
         for file, prediction, written in _with_bar(made, len(asked)):
             for one in results:

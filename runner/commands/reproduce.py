@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.files import require_writable
 
 if TYPE_CHECKING:
     from samewise.runner.records.folder import RunFolder
@@ -78,6 +79,7 @@ def _place(out: Path | None) -> Generator[Path]:
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(Problem("--out", "is there already, and is not overwritten", str(out), "a new or an empty folder"))
+    require_writable("--out", out)
     yield out
 
 

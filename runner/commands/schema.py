@@ -29,9 +29,11 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.json_schema import write
+    from samewise.runner.records.files import require_writable
 
     project = project_from(args)
     folder = args.out or project.root / ".schema"
+    require_writable("--out", folder, hint="" if args.out else "--out FOLDER writes them elsewhere")
     files, problems = write(project, folder)
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -38,7 +39,8 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise TrainingError(Problem(str(path), f"cannot be written: {error.strerror}", hint="free some space, then run the same command again")) from None
+        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the storage and the permissions"
+        raise TrainingError(Problem(str(path), f"cannot be written: {error.strerror}", hint=f"{remedy}, then run the same command again")) from None
 
 
 def fsync_folder(path: Path) -> None:
@@ -48,6 +50,35 @@ def fsync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def try_writing(folder: Path) -> str:
+    """Why nothing can be written into a folder, or into the nearest above it that there is; "" where it can. Permissions do not show a read-only disk."""
+    standing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=standing):
+            return ""
+    except OSError as error:
+        return str(error.strerror)
+
+
+def require_writable(option: str, place: Path, *, file: bool = False, hint: str = "") -> None:
+    """Refuse a place where nothing can be written, before the work is done whose outcome goes there.
+
+    Args:
+        option: What names the place: `--output`.
+        place: A folder, which may have yet to be made; with `file` a file, whose folder is there.
+        file: Whether it is one.
+        hint: What to do.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    folder = place.absolute().parent if file else place
+    if file and not folder.is_dir():
+        raise ConfigError(Problem(option, "is in a folder that does not exist", str(place), "a file in a folder that is there", hint))
+    if refusal := try_writing(folder):
+        raise ConfigError(Problem(option, f"cannot be written: {refusal}", str(place), "a place where you can write", hint))
 
 
 def require_no_link(*paths: Path) -> None:

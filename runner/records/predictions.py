@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Prediction, plain_cell
-from samewise.runner.records.files import write_atomically, write_json
+from samewise.runner.records.files import require_writable, write_atomically, write_json
 
 Form = Literal["json", "csv", "coco"]
 SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}
@@ -24,7 +24,7 @@ class PredictionFile:
         form: None: by the ending.
 
     Raises:
-        ConfigError: the form does not go with the ending, or there is no such folder.
+        ConfigError: the form does not go with the ending, or the file cannot be written there.
     """
 
     def __init__(self, path: Path, form: Form | None) -> None:
@@ -32,8 +32,7 @@ class PredictionFile:
         self.form: Form = form or SUFFIXES[path.suffix.lower()]
         if SUFFIXES[path.suffix.lower()] != ("json" if self.form == "coco" else self.form):
             raise ConfigError(Problem("--format", f"{self.form} does not go into this file", str(path), "NAME.csv for csv, NAME.json for json and coco"))
-        if not path.absolute().parent.is_dir():
-            raise ConfigError(Problem("--output", "is in a folder that does not exist", str(path)))
+        require_writable("--output", path, file=True)
         self._found = list[dict[str, Any]]()
         self.files = 0
         self._images = dict[int | str, Path]()

@@ -18,6 +18,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Launcher
 from samewise.runner.records import sources
 from samewise.runner.records import trust as trusted
+from samewise.runner.records.files import require_writable
 from samewise.runner.records.sweep_folder import HOME, SweepFolder, below, find
 from samewise.runner.sweep.engine import Sweep, refuse_unlisted
 from samewise.runner.sweep.points import Composer, identity
@@ -119,6 +120,7 @@ def carry_out(ready: Ready, *, wait: bool, retry_failed: bool) -> bool:
     """
     folder, space, launcher = ready.folder, ready.space, ready.launcher
     is_new, is_first = not folder.made_by.exists(), not Path(ready.shared.cfg.run_root).exists()
+    require_writable("run_root", folder.path, hint="run_root=FOLDER")
     folder.write_facts({**folder.facts, **_facts(ready)})
     with folder.hold_lock():
         settings = ready.sweeper.count()

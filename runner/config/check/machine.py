@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.files import try_writing
 
 
 def problems(cfg: DictConfig, *, elsewhere: bool = False) -> list[Problem]:
@@ -21,16 +21,6 @@ def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
     """By trying it: permissions do not show that a file system is read-only."""
     if refusal := try_writing(Path(cfg.run_root).expanduser()):
         yield Problem("run_root", f"cannot write there: {refusal}", str(cfg.run_root), "a writable folder", "run_root=FOLDER")
-
-
-def try_writing(folder: Path) -> str:
-    """Why nothing can be written into a folder, or into the nearest above it that there is; "" where it can."""
-    standing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    try:
-        with tempfile.TemporaryFile(dir=standing):
-            return ""
-    except OSError as error:
-        return str(error.strerror)
 
 
 def require_few(path: str, count: int) -> None:
