@@ -140,7 +140,7 @@ def close(name: str, known: Iterable[str]) -> str:
 
 def memory_asked_for(error: BaseException) -> str:
     """What an allocator refused, in words; empty where the error is another."""
-    asked = re.search(r"tried to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE)
+    asked = re.search(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE)
     if asked is None:
         return ""
     size = f"{float(asked[1]) / 1e9:,.3g} GB" if asked[2] == "bytes" else f"{asked[1]} {asked[2]}"

@@ -17,7 +17,7 @@ class WithTransform(Dataset[Any]):
 
     def __init__(self, dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> None:
         self.inner = dataset
-        self._transforms = tuple(transforms)
+        self.transforms = tuple(transforms)
 
     @staticmethod
     def of(dataset: Any, transforms: Sequence[Callable[[Any], Any]]) -> Any:
@@ -36,7 +36,7 @@ class WithTransform(Dataset[Any]):
         return (self._transformed(sample[0]), *sample[1:])
 
     def _transformed(self, value: Any) -> Any:
-        for transform in self._transforms:
+        for transform in self.transforms:
             value = transform(value)
         return value
 

@@ -68,7 +68,7 @@ class KeyedDataset(Dataset[Any]):
         self, dataset: Any, collate: Collate, *, seed: int, stream: str, name: str = "dataset", require: Callable[[Batch], None] = lambda batch: None
     ) -> None:
         self._name = name
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = collate
         self._seed = seed
         self._stream = stream
@@ -92,25 +92,25 @@ class KeyedDataset(Dataset[Any]):
             for offset, index in enumerate(key.indices):
                 if seeded:
                     streams.enter(self._seed, self._stream, key.epoch, key.start + offset, index, generators=seeded)
-                samples.append(self._dataset[index])
+                samples.append(self.dataset[index])
             return self._collate(samples)
         except SamewiseError as error:
             if self._whole is not None:
                 with contextlib.suppress(Exception):
-                    samples = [self._dataset[index] for index in key.indices]
+                    samples = [self.dataset[index] for index in key.indices]
             return Failure(error.problems if len(samples) < len(key.indices) else self._located(error, key.indices, samples))
         except SystemExit as error:
-            message, where = ends_process(type(without_transforms(self._dataset)).__name__, error)
+            message, where = ends_process(type(without_transforms(self.dataset)).__name__, error)
             return Failure((Problem(self._name, message, hint=where),))
         except Exception as error:  # a worker's traceback cannot follow it: say where it was raised
             is_alone = len(samples) < len(key.indices)
-            at = f"at {sample_name(self._dataset, key.indices[len(samples)])}" if is_alone else f"over samples {', '.join(map(str, key.indices))}"
-            who = type(without_transforms(self._dataset)).__name__
+            at = f"at {sample_name(self.dataset, key.indices[len(samples)])}" if is_alone else f"over samples {', '.join(map(str, key.indices))}"
+            who = type(without_transforms(self.dataset)).__name__
             return Failure((Problem(self._name, f"{who} fails {at}: {type(error).__name__}: {in_short(error)}", hint=raised_at(error)),))
 
     def _located(self, error: SamewiseError, indices: Sequence[int], samples: Sequence[Any]) -> tuple[Problem | str, ...]:
         """What is wrong with a batch, and with which sample: the first that cannot be collated alone, else the first that cannot beside the batch's first."""
-        names = [sample_name(self._dataset, index) for index in indices]
+        names = [sample_name(self.dataset, index) for index in indices]
         alone = ((name, [sample]) for name, sample in zip(names, samples, strict=True))
         beside = ((f"{name} beside {names[0]}", [samples[0], sample]) for name, sample in zip(names[1:], samples[1:], strict=True))
         for where, some in (*alone, *beside):

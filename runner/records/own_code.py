@@ -13,7 +13,7 @@ from samewise.runner.records import sources
 ROOTS = ("samewise.runner.training.loop", "samewise.runner.training.build")
 _SILENT = re.compile(
     r"samewise\.runner\.(cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|secrets|sweep|sweepers|tracking"
-    r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|prepare|reporter))(\.|$)"
+    r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|memory|prepare|reporter))(\.|$)"
 )
 """Modules that compute nothing: what they do is in a config, on paper or on the screen."""
 

@@ -1,4 +1,4 @@
-"""A sweep's report in MLflow: a run with page and tables as artifacts, in an experiment beside that of the runs, whose charts stay theirs. Imports mlflow."""
+"""A sweep's report, or a profile, in MLflow: a run with its files, in an experiment beside that of the runs, whose charts stay theirs. Imports mlflow."""
 
 from __future__ import annotations
 
@@ -31,6 +31,33 @@ def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -
     experiment = experiment_id(client, f"{settings['experiment']} reports", settings)
     found = client.search_runs([experiment], f"tags.`{_TAG}` = '{sweep}'", max_results=1)
     run = found[0] if found else client.create_run(experiment, tags={_TAG: sweep, "sweep": sweep}, run_name=sweep)
+    for file in files:
+        client.log_artifact(run.info.run_id, str(file))
+    client.set_terminated(run.info.run_id, "FINISHED")
+    return run.info.run_id
+
+
+def log_profile(name: str, fingerprint: str, files: Sequence[Path], metrics: Mapping[str, float], settings: Mapping[str, Any]) -> str:
+    """Log a profile of an experiment, each as a run of its own.
+
+    Args:
+        name: The experiment's.
+        fingerprint: The experiment's.
+        files: The profile's.
+        metrics: What was measured.
+        settings: The experiment's `tracking`.
+
+    Returns:
+        The MLflow run's id.
+
+    Raises:
+        Exception: whatever the client raises when the store cannot be reached.
+    """
+    client = open_client(check_uri(str(settings["uri"])))
+    experiment = experiment_id(client, f"{settings['experiment']} profiles", settings)
+    run = client.create_run(experiment, tags={"samewise.profile_of": fingerprint}, run_name=f"{name} {fingerprint[:12]}")
+    for key, value in metrics.items():
+        client.log_metric(run.info.run_id, key, value)
     for file in files:
         client.log_artifact(run.info.run_id, str(file))
     client.set_terminated(run.info.run_id, "FINISHED")

@@ -24,7 +24,7 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 """What the agent passes on to the ranks, which then finish their step, save, and end."""
 
 
-def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | None, int | None]:
+def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tuple[Problem | None, int | None]:
     """Run torch's elastic agent to its end.
 
     Returns:
@@ -47,7 +47,7 @@ def run_agent(composed: Composed, nproc: int, handed: Path) -> tuple[Problem | N
         role="rank",
         local_world_size=nproc,
         entrypoint=sys.executable,
-        args=("-P", "-u", "-m", "samewise.runner.training.launch", str(handed)),
+        args=("-P", "-u", "-m", module, str(handed)),
         rdzv_handler=handler,
         max_restarts=strategy.max_restarts,
         monitor_interval=0.1,

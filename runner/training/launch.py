@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def processes(composed: Composed) -> int:
     return strategy.processes(str(composed.cfg.device), composed.cfg.replicas)
 
 
-def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> None:
+def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module: str = __name__, work: Mapping[str, Any] | None = None) -> None:
     """Start the ranks and wait for them.
 
     Args:
@@ -55,6 +56,8 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> Non
         nproc: How many.
         as_json: How rank 0 prints the summary.
         debug: Show the traceback of the rank that failed.
+        module: What a rank runs: this one trains, another calls `main` with what it does instead.
+        work: What that is given.
 
     Raises:
         ConfigError: they are far more than this machine's cores.
@@ -65,8 +68,8 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> Non
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
         handed = Path(temporary)
         while True:
-            _hand_down(composed, handed, as_json=as_json)
-            problem, lost = run_agent(composed, nproc, handed)
+            _hand_down(composed, handed, as_json=as_json, work=work)
+            problem, lost = run_agent(composed, nproc, handed, module)
             if lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
                 return _told(handed, nproc, problem, debug=debug)
             _leave_out(lost, nproc)
@@ -74,7 +77,7 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool) -> Non
             print(f"warning: {problem}\n    resuming from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
 
 
-def _hand_down(composed: Composed, handed: Path, *, as_json: bool) -> None:
+def _hand_down(composed: Composed, handed: Path, *, as_json: bool, work: Mapping[str, Any] | None) -> None:
     (handed / "config.yaml").write_text(compose.dump(composed), encoding="utf-8")
     project = composed.project
     write_json(
@@ -87,6 +90,7 @@ def _hand_down(composed: Composed, handed: Path, *, as_json: bool) -> None:
             "fingerprint": composed.fingerprint,
             "folder": str(composed.folder.path),
             "json": as_json,
+            "work": work,
             "parent": os.getpid(),
         },
     )
@@ -118,7 +122,14 @@ def _told(handed: Path, nproc: int, problem: Problem | None, *, debug: bool) -> 
         raise TrainingError(problem)
 
 
-def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, Any] | None], check: Callable[[], None]) -> None:
+def rank(
+    composed: Composed,
+    *,
+    as_json: bool,
+    look: Callable[[], Mapping[str, Any] | None],
+    check: Callable[[], None],
+    work: Callable[[Composed], None] | None = None,
+) -> None:
     """Train as one of several ranks.
 
     Args:
@@ -126,6 +137,7 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
         as_json: How rank 0 prints the summary.
         look: The summary of a run that is done, or None; only rank 0 asks.
         check: Raises what is wrong with the config; only rank 0 calls it.
+        work: What to do instead of training.
     """
     from samewise.runner.processes.meeting import announce, linger
     from samewise.runner.records.summary import print_summary
@@ -136,14 +148,18 @@ def rank(composed: Composed, *, as_json: bool, look: Callable[[], Mapping[str, A
     end_with_parent(signal.SIGTERM)  # it then finishes its step, saves and stops
     try:
         composed, done = _agreed(composed, main=main, look=look, check=check)
-        summary = done if done is not None else fit(build(composed, composed.project, composed.folder))
+        summary = None
+        if work is not None:
+            work(composed)
+        else:
+            summary = done if done is not None else fit(build(composed, composed.project, composed.folder))
     except BaseException as error:
         told_by_another = not announce(error)
         linger()
         if told_by_another:
             raise PeerFailed(f"rank {os.environ['RANK']} stopped, because another rank did", exit_code=getattr(error, "exit_code", 1)) from error
         raise
-    if main:
+    if main and summary is not None:
         print_summary(summary, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=done is None)
 
 
@@ -183,8 +199,8 @@ def _as_agreed(composed: Composed, said: Mapping[str, Any]) -> Composed:
 
 
 @plain_output()
-def main(handed: Path) -> int:
-    """A rank that `launch` has started: read what was handed down, train, and leave word of how it ended."""
+def main(handed: Path, work: Callable[..., None] | None = None) -> int:
+    """A rank that `launch` has started: read what was handed down, train, or do other work with it, and leave word of how it ended."""
     number = int(os.environ["RANK"])
     try:
         given = read_json(handed / "handed.json")
@@ -194,7 +210,8 @@ def main(handed: Path) -> int:
         project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
         sys.path.append(given["root"])
         composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
-        rank(_as_agreed(composed, given), as_json=given["json"], look=lambda: None, check=lambda: None)
+        does = None if work is None else partial(work, given=given["work"])
+        rank(_as_agreed(composed, given), as_json=given["json"], look=lambda: None, check=lambda: None, work=does)
         return 0
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has something to say first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from samewise.runner.errors import Problem, ends_process, first_line, memory_asked_for, raised_at
+from samewise.runner.errors import Problem, ends_process, first_line, raised_at
 from samewise.runner.records import trace
 from samewise.runner.records.folder import RunFolder
 
@@ -34,8 +34,6 @@ def misfit(error: Exception | SystemExit) -> Problem:
         return Problem("recipe, model, dataset, transforms", message, hint=where)
     if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
         return Problem("dataset.num_classes", f"the data has the label {label[1]}, but the model has no class for it", expected=f"at least {int(label[1]) + 1}")
-    if asked := memory_asked_for(error):
-        return Problem("batch_size, model", f"the first step {asked}", hint="a smaller batch_size or model; accumulate=2 takes a batch in two parts")
     return Problem(
         "recipe, model, dataset, transforms",
         f"the first step fails: {type(error).__name__}: {first_line(error)}",

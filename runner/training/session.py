@@ -18,7 +18,7 @@ from typing import Any
 from samewise.runner.config import compose
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line, memory_asked_for
+from samewise.runner.errors import ConfigError, Interrupted, Problem, TrainingError, ends_process, first_line
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.records import checkpoint, environment, shapes, sources, trust
 from samewise.runner.records.files import read_json, write_atomically, write_json
@@ -26,6 +26,7 @@ from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
 from samewise.runner.training.evaluation import draw, rehearse, validate
+from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.misfits import misfit, refused_operator
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
@@ -183,10 +184,8 @@ def _explained(run: Run, error: BaseException) -> BaseException:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         hint = "free some space, then run the same command again to resume"
         return TrainingError(Problem(str(error.filename or run.folder.path), "the disk is full", hint=hint))
-    if run.step > 0 and (asked := memory_asked_for(error)):
-        return TrainingError(
-            Problem(f"step {run.step + 1}", asked, hint="a smaller evaluate.batch_size or batch_size; accumulate=2 takes a batch in two parts")
-        )
+    if too_much := out_of_memory(run, error):
+        return (TrainingError if run.step else ConfigError)(too_much)
     if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
         return ConfigError(misfit(error))
     if isinstance(error, SystemExit):

@@ -92,6 +92,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     from samewise.runner.training.build import build
     from samewise.runner.training.evaluation import rehearse
     from samewise.runner.training.loop import train_step
+    from samewise.runner.training.memory import out_of_memory
 
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
         run = build(_uncached(composed), project, RunFolder(Path(temporary)), alone=alone)
@@ -101,7 +102,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         except SamewiseError:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigError(refused_operator(error) or misfit(error)) from error
+            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or misfit(error)) from error
         finally:
             run.strategy.end()
     return run

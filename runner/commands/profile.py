@@ -1,0 +1,96 @@
+"""Show where a training step's time and memory go, and which settings change that."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.commands import add_overrides, compose_arguments
+from samewise.runner.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `profile`."""
+    add_overrides(parser)
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps whose time is measured (default: 10)")
+    parser.add_argument("--traced", type=int, default=3, metavar="N", help="further steps that torch's profiler watches; 0: no trace (default: 3)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write it (default: profiles/NAME/FINGERPRINT; -2, -3, ... where one is there)")
+    parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
+    parser.epilog = """\
+Takes a few steps of the experiment and says where their time goes: data, transfer, transforms, forward, backward, exchange, optimizer, trace, callbacks,
+tracking; the shares add up to the step. Then what to change, and for each setting whether it gives the same bits or makes another experiment.
+
+It trains in a temporary folder: no run is made, and none that is there is touched. The steps compute what `train` computes, to the bit.
+
+In the folder it writes:
+  rank-0.trace.json.gz    operators, Python, shapes and memory, with the ranges by name: drop it on https://ui.perfetto.dev. One for each process
+  rank-0.flame.svg        what was called by what, as wide as it took: open it in a browser
+  rank-0.memory.pickle    on CUDA: every allocation, for https://pytorch.org/memory_viz
+  profile.json            the figures
+With tracking, all of it is also logged to MLflow, in an experiment of its own. On CUDA the ranges are NVTX ranges too, for Nsight Systems:
+  nsys profile samewise profile experiment=resnet50_imagenet --traced 0
+
+examples:
+  samewise profile experiment=resnet18_digits
+  samewise profile experiment=resnet18_digits loader.num_workers=2                    did it help?
+  samewise profile experiment=resnet18_digits replicas=2 strategy=elastic strategy.nproc=2
+  samewise profile experiment=resnet18_digits --steps 50 --traced 0 --json"""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, write, log."""
+    for name, least in (("steps", 1), ("traced", 0)):
+        if getattr(args, name) < least:
+            raise ConfigError(Problem(f"--{name}", f"must be at least {least}", getattr(args, name)))
+    composed = ready(args)
+    given = {"json": args.json, "tracking": composed.whole["tracking"], "asked": {"steps": args.steps, "traced": args.traced, "out": ""}}
+
+    from samewise.runner.measuring import profile
+    from samewise.runner.processes.this_process import is_rank
+    from samewise.runner.training.launch import launch, processes, rank
+
+    out = folder_for(args.out, composed)
+    given["asked"]["out"] = str(out)
+    placed = replace(composed, place=out)
+    if is_rank():
+        rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.of_rank, given=given))
+    elif (wanted := processes(composed)) > 1:
+        launch(placed, wanted, as_json=args.json, debug=args.debug, module=profile.__name__, work=given)
+    else:
+        profile.of_rank(composed, given)
+    return 0
+
+
+def ready(args: argparse.Namespace) -> Composed:
+    """The arguments' experiment, checked, and this process prepared to compute it."""
+    from samewise.runner.config.check import check, settings_are_sound
+    from samewise.runner.training import determinism
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages, of devices that are not there; read as torch is imported
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    composed = compose_arguments(args, strict=False)
+    if settings_are_sound(composed):
+        determinism.prepare(composed.cfg.reproducibility)
+    check(composed, composed.project)
+    return composed
+
+
+def folder_for(given: Path | None, composed: Composed) -> Path:
+    """Where to write, made and empty."""
+    from samewise.runner.records.folder import beside
+
+    out: Any = given or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(Problem("--out", "is not an empty folder", str(out), hint="nothing is overwritten: take another folder"))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(Problem("--out", f"the folder cannot be made: {error.strerror}", str(out), "a writable folder")) from None
+    return out.resolve()

@@ -1,0 +1,150 @@
+"""What a profile means: which parts of a step take more than they should, why, and which settings change that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from math import ceil
+from typing import Any
+
+from omegaconf import OmegaConf
+from torch import nn
+
+from samewise.runner.config.fingerprint import is_outside
+from samewise.runner.data.dataset import without_transforms
+from samewise.runner.training.run import Run
+
+_WORTH = {"data": 0.1, "transfer": 0.1, "transforms": 0.15, "exchange": 0.15, "optimizer": 0.2, "trace": 0.1, "callbacks": 0.1, "tracking": 0.1}
+"""From which share of a step on a part is told of; the model's own work from half of it on."""
+
+
+def advise(run: Run, found: Mapping[str, Any], *, cores: int | None = None) -> list[dict[str, Any]]:
+    """What to change, the largest share of a step first.
+
+    Args:
+        run: What was measured.
+        found: A rank's measurement: `measured_ms`, `parts_ms`, `ranges_ms`, `batch_ms`.
+        cores: That this process may use; None: those that it has.
+
+    Returns:
+        For each cause its `part`, its `share` of the step, `why` in a sentence, and `change`, by override whether it gives the same bits.
+    """
+    parts, whole = found["parts_ms"], found["measured_ms"] or 1.0
+    cores = cores or len(os.sched_getaffinity(0))
+    causes = list[dict[str, Any]]()
+    for part, least in _WORTH.items():
+        if parts[part] / whole >= least:
+            why, changes = _RULES[part](run, found, cores)
+            causes.append(_cause(run, part, parts[part] / whole, why, changes))
+    model = (parts["forward"] + parts["backward"]) / whole
+    if model >= 0.5:
+        causes.append(_cause(run, "forward and backward", model, "the model's own work", [*_of_model(run, cores)]))
+    return sorted(causes, key=lambda one: -one["share"])
+
+
+def _cause(run: Run, part: str, share: float, why: str, changes: list[str]) -> dict[str, Any]:
+    return {"part": part, "share": share, "why": why, "change": {one: all(_keeps_bits(run, key) for key in one.split()) for one in changes}}
+
+
+def _keeps_bits(run: Run, override: str) -> bool:
+    key = override.partition("=")[0]
+    return is_outside(key) or (key.startswith("strategy.") and run.config.strategy.get("rank_invariant") is True)
+
+
+def _data(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    settings, workers = run.config.loader, int(run.config.loader.num_workers)
+    ranges: dict[str, float] = found["batch_ms"] if workers else found["ranges_ms"]
+    making = {name: ms for name, ms in ranges.items() if name.partition("/")[0] in ("data", "transforms") and name != "transforms/batch transforms"}
+    cost = sum(making.values())
+    rest = max(found["measured_ms"] - (found["parts_ms"]["data"] if workers else cost), 1e-6)
+    slowest, wanted = max(making, key=lambda name: making[name]), max(1, ceil(cost / rest))
+    who = type(without_transforms(run.splits["train"].dataset)).__name__
+    what = f"the data set {who}" if slowest.startswith("data") else f"the transform {slowest.partition('/')[2]}"
+    why = f"a step's batch takes {cost:.3g} ms to make, most of it in {what}, and the rest of the step {rest:.3g} ms"
+    if cores == 1 and not workers:
+        return f"{why}; on one core workers would take that from training, so samples have to become cheaper", _cached(run)
+    if wanted > workers and workers < cores:
+        return why, [f"loader.num_workers={min(max(wanted, workers + 1), cores)}", *_cached(run)]
+    if workers and settings.prefetch_factor < 4:
+        return f"{why}; {workers} workers are enough on average", [f"loader.prefetch_factor={2 * settings.prefetch_factor}", *_cached(run)]
+    return f"{why}; more than {workers} workers would need more than the {cores} cores that there are", _cached(run)
+
+
+def _cached(run: Run) -> list[str]:
+    return ["dataset.cache=memory"] if OmegaConf.select(run.config, "dataset.cache") == "none" else []
+
+
+def _transfer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    settings = run.config.loader
+    if run.strategy.device.type == "cpu":
+        return "each batch is copied into another memory layout", ["memory_format=contiguous"] if str(run.config.memory_format) == "channels_last" else []
+    if settings.pin_memory and settings.num_workers:
+        return "the batch is large for the way to the device", []
+    return "the batch is not in page-locked memory, so the device waits for its copy", [
+        f"loader.pin_memory=true loader.num_workers={settings.num_workers or 1}"
+    ]
+
+
+def _transforms(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    own = {name.partition("/")[2]: ms for name, ms in found["ranges_ms"].items() if name.startswith("transforms/")}
+    slowest = max(own, key=lambda name: own[name])
+    if slowest == "batch transforms":
+        return f"the batch transforms (transforms.train.batch) take {own[slowest]:.3g} ms a step", []
+    why = f"the transform {slowest} takes {own[slowest]:.3g} ms a step, in the process that trains"
+    rest = found["measured_ms"] - found["parts_ms"]["data"] - sum(own.values()) + own.get("batch transforms", 0.0)
+    wanted = ceil(sum(own.values()) / max(rest, 1e-6))
+    return (f"{why}; on one core workers would not help", []) if cores == 1 else (why, [f"loader.num_workers={max(1, min(wanted, cores))}"])
+
+
+def _exchange(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    strategy = run.config.strategy
+    changes = ["strategy.overlap=true"] if strategy.get("overlap") is False else []
+    changes += [f"strategy.bucket_mb={strategy.bucket_mb * 2:g}"] if strategy.get("bucket_mb") else []
+    return "gradients are added up over replicas and processes", [*changes, f"accumulate={2 * run.config.accumulate} batch_size={2 * run.batch_size}"]
+
+
+def _optimizer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    optimizer = run.config.optimizer
+    changes = ["optimizer.fused=true"] if "fused" in optimizer and not optimizer.fused else []
+    return f"the update of {sum(one.numel() for one in run.parameters):,} parameters", [*changes, f"batch_size={2 * run.batch_size}"]
+
+
+def _trace(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    every = run.config.trace.every_steps
+    return f"every {'' if every == 1 else f'{every} '}step{'s' * (every != 1)} all gradients and weights are digested", [f"trace.every_steps={10 * every}"]
+
+
+def _callbacks(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    own = {name.partition("/")[2]: ms for name, ms in found["ranges_ms"].items() if name.startswith("callbacks/")}
+    slowest = max(own, key=lambda name: own[name], default="")
+    every = OmegaConf.select(run.config, f"callbacks.{slowest}.every_steps")
+    return f"the callback {slowest} takes {own.get(slowest, 0.0):.3g} ms a step", [f"callbacks.{slowest}.every_steps={10 * every}"] if every else []
+
+
+def _tracking(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
+    return "metrics are written at every step", [f"tracking.log_every_steps={10 * run.config.tracking.log_every_steps}"]
+
+
+def _of_model(run: Run, cores: int) -> Iterator[str]:
+    """Settings by which the same model computes faster; most make another experiment."""
+    cfg, cuda = run.config, run.strategy.device.type == "cuda"
+    if cuda and cfg.precision.get("dtype") == "float32":
+        yield "precision=bf16"
+    if "compile" in cfg and not cfg.compile.get("enabled", cfg.compile.get("mode")):
+        yield "compile=default"
+    if str(cfg.memory_format) == "contiguous" and any(isinstance(one, nn.Conv2d) for one in run.model.modules()):
+        yield "memory_format=channels_last"
+    if not cuda and cfg.reproducibility.threads < cores:
+        yield f"reproducibility.threads={cores}"
+
+
+_RULES: Mapping[str, Callable[[Run, Mapping[str, Any], int], tuple[str, list[str]]]] = {
+    "data": _data,
+    "transfer": _transfer,
+    "transforms": _transforms,
+    "exchange": _exchange,
+    "optimizer": _optimizer,
+    "trace": _trace,
+    "callbacks": _callbacks,
+    "tracking": _tracking,
+}

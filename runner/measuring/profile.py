@@ -1,0 +1,220 @@
+"""A few steps of a training, measured: where their time and memory go. Nothing of it is kept but the profile."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from samewise.runner.config.compose import Composed
+from samewise.runner.data import streams
+from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.measuring import flame
+from samewise.runner.measuring.advice import advise
+from samewise.runner.measuring.ranges import Clock, by_part, samples_timed, timed_batches, with_clock
+from samewise.runner.records.files import write_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.tracker import JournalOnly
+from samewise.runner.training import launch, memory
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.misfits import misfit, refused_operator
+from samewise.runner.training.run import Run
+
+_WARM = 2
+"""Steps before those that are measured: buffers are made, kernels chosen, workers started."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is to be measured.
+
+    Args:
+        steps: Steps whose time is measured.
+        traced: Further steps that torch's profiler watches, which makes them slow.
+        out: The folder of the profile.
+    """
+
+    steps: int
+    traced: int
+    out: str
+
+
+@contextmanager
+def rehearsed(composed: Composed, *, alone: bool = False) -> Generator[Run]:
+    """The run of a config, built in a folder that is gone afterwards, its journal and trace open as if it trained.
+
+    Raises:
+        ConfigError: a part cannot be made, the parts do not fit together, or there is too little memory.
+    """
+    run: Run | None = None
+    with tempfile.TemporaryDirectory(prefix="samewise-measured-") as temporary, streams.preserve_generators():
+        folder = RunFolder(Path(temporary) / composed.name / composed.fingerprint[:12])
+        try:
+            run = build(composed, composed.project, folder, alone=alone)
+            folder.create()
+            if run.strategy.peers.is_main:
+                run.recorder.trace.open(0, 0)
+                run.recorder.tracker = JournalOnly(folder, resume_step=None)
+                run.recorder.tracker.start()
+            yield run
+        except SamewiseError as error:
+            abandon(run, error)
+            raise
+        except (Exception, SystemExit) as error:
+            explained = run.strategy.peers.explain(error, step=run.step + 1) if run else error
+            abandon(run, explained)
+            if explained is not error or run is None:
+                raise explained from error
+            raise ConfigError(refused_operator(error) or memory.out_of_memory(run, error) or misfit(error)) from error
+        finally:
+            if run is not None:
+                run.recorder.trace.close()
+                run.recorder.tracker.finish("FINISHED")
+        if run is not None:
+            run.strategy.end()
+
+
+def abandon(run: Run | None, error: BaseException) -> None:
+    """Tell the other ranks that this one fails."""
+    if run is not None:
+        run.strategy.abandon(error)
+
+
+def profiled(composed: Composed, asked: Scope) -> dict[str, Any]:
+    """Measure a config's training, in this process and those of its other ranks, and write the profile.
+
+    Returns:
+        What was found; the same on all ranks.
+
+    Raises:
+        ConfigError: the experiment has too few steps, or cannot be trained.
+    """
+    out = Path(asked.out)
+    with rehearsed(composed) as run:
+        apart = 2 if run.strategy.device.type == "cuda" else 1
+        fewest = _WARM + apart + asked.traced
+        if run.total_steps < fewest:
+            raise ConfigError(Problem("max_steps", f"a profile takes at least {fewest} steps", run.total_steps, f"at least {fewest}"))
+        steps = min(asked.steps, (run.total_steps - _WARM - asked.traced) // apart)
+        clock = Clock(run.strategy.device)
+        used = memory.parts_of(run, samples=None if run.strategy.peers.size == 1 else 0)
+        if run.strategy.device.type == "cuda":
+            torch.cuda.memory._record_memory_history()  # pyright: ignore[reportPrivateUsage]
+        mine = _measured(with_clock(run, clock), clock, steps=steps, traced=asked.traced, out=out)
+        if run.strategy.device.type == "cuda":
+            torch.cuda.memory._dump_snapshot(str(out / f"rank-{run.strategy.peers.rank}.memory.pickle"))  # pyright: ignore[reportPrivateUsage]
+            torch.cuda.memory._record_memory_history(enabled=None)  # pyright: ignore[reportPrivateUsage]
+            mine["memory_peak"] = torch.cuda.max_memory_allocated()
+        mine["memory"] = memory.parts_of(run, samples=0) | {name: used[name] for name in ("activations", "batch") if name in used}
+        ranks = run.strategy.peers.gather(mine)
+        found: dict[str, Any] = {
+            "name": composed.name,
+            "fingerprint": composed.fingerprint,
+            "device": str(run.strategy.device),
+            "batch_size": run.batch_size,
+            "steps": steps,
+            "step_ms": ranks[0]["median_ms"],
+            "samples_per_s": 1000 * run.batch_size / ranks[0]["median_ms"],
+            "ranks": ranks,
+            "chain": f"{run.recorder.trace.chain:016x}",
+            "parameters": sum(one.numel() for one in run.parameters),
+        }
+        found["advice"] = advise(run, ranks[0])
+        if run.strategy.peers.is_main:
+            found["files"] = sorted({"profile.json", *(path.name for path in out.iterdir() if path.is_file())})
+            write_json(out / "profile.json", found)
+    return found
+
+
+def _measured(run: Run, clock: Clock, *, steps: int, traced: int, out: Path) -> dict[str, Any]:
+    """Take the steps, all of one training. Times in milliseconds."""
+    for callback in run.callbacks.values():
+        callback.on_start(run.recorder.view)
+    batches = timed_batches(training_batches(run), clock)
+
+    def step() -> float:
+        began = time.perf_counter()
+        micro_batches = next(batches)
+        outcome = train_step(run, micro_batches)
+        with clock.range("callbacks"):
+            run.recorder.record(outcome)
+        return time.perf_counter() - began
+
+    apart = run.config.loader.num_workers > 0
+    batch = _batch(run, clock) if apart else {}
+    with samples_timed(run, clock):
+        for _ in range(_WARM):
+            step()
+        clock.waits = False
+        clock.restart()
+        each = [step() for _ in range(steps)]
+        if run.strategy.device.type == "cuda":  # the same again, waiting at each range: what a step takes undisturbed is known
+            clock.waits = True
+            clock.restart()
+            for _ in range(steps):
+                step()
+        spent = {name: 1000 * seconds / steps for name, seconds in clock.stop().items()}
+        if traced:
+            _trace(run, clock, step, traced, out)
+    return {
+        "measured_ms": sum(spent.values()),
+        "fastest_ms": 1000 * min(each),
+        "median_ms": 1000 * statistics.median(each),
+        "slowest_ms": 1000 * max(each),
+        "parts_ms": by_part(spent),
+        "ranges_ms": dict(sorted(spent.items(), key=lambda one: -one[1])),
+        "batch_ms": batch,
+    }
+
+
+def _batch(run: Run, clock: Clock) -> dict[str, float]:
+    """Milliseconds that a worker takes for a step's batches, by range: made once here, where that can be seen."""
+    from samewise.runner.data.loading import training_keys
+
+    keys = list(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
+    with samples_timed(run, clock):
+        for key in keys:  # the first time other things are made too
+            run.splits["train"].keyed[key]
+        clock.restart()
+        for key in keys:
+            with clock.range("data"):
+                run.splits["train"].keyed[key]
+        return {name: 1000 * seconds for name, seconds in clock.stop().items()}
+
+
+def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
+    """Watch some steps by torch's profiler: a trace for Perfetto, and a flame graph."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if run.strategy.device.type == "cuda" else [])]
+    clock.marks, clock.waits = True, False
+    with profile(activities=activities, record_shapes=True, profile_memory=True, with_stack=True) as watched:
+        for _ in range(traced):
+            with torch.profiler.record_function(f"step {run.step + 1}"):
+                step()
+    clock.marks = False
+    file = out / f"rank-{run.strategy.peers.rank}.trace.json.gz"
+    watched.export_chrome_trace(str(file))
+    flame.write(file, out / f"rank-{run.strategy.peers.rank}.flame.svg")
+
+
+def of_rank(composed: Composed, given: Mapping[str, Any]) -> None:
+    """What each rank does of `samewise profile`; the first prints what was found."""
+    from samewise.runner.measuring.told import tell
+
+    found = profiled(composed, Scope(**given["asked"]))
+    if "files" in found:
+        tell(found, given)
+
+
+if __name__ == "__main__":
+    sys.exit(launch.main(Path(sys.argv[1]), work=of_rank))

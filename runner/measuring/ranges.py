@@ -1,0 +1,214 @@
+"""Where a step's time goes: the parts of a run are handed to the loop with a clock around them, so the loop itself knows of none."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from samewise.runner.callbacks.progress import ProgressBar
+from samewise.runner.data.dataset import WithTransform
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.strategies.base import Strategy
+from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.run import Run
+
+RANGES = {
+    "data": "waiting for a batch, or making it where there are no workers",
+    "transfer": "the batch on its way to the device",
+    "transforms": "sample transforms made in this process, and batch transforms",
+    "forward": "the model and its loss",
+    "backward": "gradients",
+    "exchange": "gradients added up over replicas and processes, as far as the backward pass does not hide it",
+    "optimizer": "averaging and clipping gradients, and the update",
+    "trace": "digests, and the line of the trace",
+    "callbacks": "what callbacks do after a step, tracking apart",
+    "tracking": "metrics, to the journal",
+    "other": "the loop itself, seeds and checks",
+}
+"""The parts of a step, in its order. What a part consists of is named after a slash: `transforms/RandomCrop`."""
+
+
+class Clock:
+    """Adds up the time of ranges, which may be nested: to each its own, without that of the ranges within. So the times add up to the whole.
+
+    Args:
+        device: Where the run computes. On CUDA a range begins and ends by waiting for the device, so that work counts where it was asked for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self.waits = self._cuda
+        """Whether to wait for the device; without it, on CUDA, a range's time is that of launching its work."""
+        self.marks = False
+        """Whether torch's profiler is to see the ranges. NVIDIA's (Nsight Systems) always does."""
+        self.spent = defaultdict[str, float](float)
+        """Seconds by range."""
+        self._open = ["other"]
+        self._since = time.perf_counter()
+
+    def restart(self) -> None:
+        """Forget what was measured."""
+        self.spent.clear()
+        self._switch()
+
+    def _switch(self) -> None:
+        if self.waits:
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.spent[self._open[-1]] += now - self._since
+        self._since = now
+
+    @contextmanager
+    def range(self, name: str) -> Generator[None]:
+        """Count what happens within to `name`."""
+        self._switch()
+        self._open.append(name)
+        try:
+            with ExitStack() as held:
+                if self.marks:
+                    held.enter_context(torch.profiler.record_function(name))
+                if self._cuda:
+                    held.enter_context(torch.cuda.nvtx.range(name))
+                yield
+        finally:
+            self._switch()
+            self._open.pop()
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function, counted to `name` whenever it is called."""
+
+        def called(*given: Any, **named: Any) -> Any:
+            with self.range(name):
+                return function(*given, **named)
+
+        return called
+
+    def stop(self) -> dict[str, float]:
+        """Seconds by range, up to now; their sum is the time since `restart`."""
+        self._switch()
+        return dict(self.spent)
+
+
+class _Timed:
+    """An object, some methods of which are counted to a range.
+
+    Args:
+        inner: The object.
+        clock: Counts.
+        ranges: By method.
+    """
+
+    def __init__(self, inner: Any, clock: Clock, **ranges: str) -> None:
+        self._inner = inner
+        for method, name in ranges.items():
+            setattr(self, method, clock.timed(name, getattr(inner, method)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
+class _TimedPrecision(_Timed):
+    def __init__(self, inner: Any, clock: Clock) -> None:
+        super().__init__(inner, clock, update="optimizer")
+        self._clock = clock
+
+    def stepper(self, optimizer: Any) -> Callable[..., Any]:
+        return self._clock.timed("optimizer", self._inner.stepper(optimizer))
+
+
+class _TimedStrategy(_Timed):
+    """What `carry` does beside calling the forward pass is the backward pass; a pipeline, whose order is its own, has both in one."""
+
+    def __init__(self, inner: Strategy, clock: Clock) -> None:
+        super().__init__(inner, clock, reduce="exchange")
+        self._clock = clock
+
+    def carry(self, micro_batches: Any, forward: Callable[..., Any]) -> Any:
+        with self._clock.range("backward" if type(self._inner).carry is Strategy.carry else "forward"):
+            return self._inner.carry(micro_batches, self._clock.timed("other", forward))
+
+
+@dataclass(frozen=True)
+class _TimedPhase(TrainingPhase):
+    clock: Any = None
+
+    def condition_gradients(self, tally: Any, precision: Any, clip_norm: float | None) -> Any:
+        with self.clock.range("optimizer"):
+            return super().condition_gradients(tally, precision, clip_norm)
+
+
+class _TimedSamples:
+    """A data set: its samples are "data", what its transforms make of them "transforms"."""
+
+    def __init__(self, inner: Any, clock: Clock) -> None:
+        self._inner, self._clock = inner, clock
+
+    def __getitem__(self, index: int) -> Any:
+        with self._clock.range("data/data set"):
+            return self._inner[index]
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def with_clock(run: Run, clock: Clock) -> Run:
+    """The same run, whose parts are timed as the loop calls them; they compute what they computed before."""
+    recorder, transforms = run.recorder, run.transforms
+    recorder.trace = _Timed(recorder.trace, clock, record="trace", digests="trace", phase_ends="trace")  # pyright: ignore[reportAttributeAccessIssue]
+    recorder.tracker = _Timed(recorder.tracker, clock, log="tracking")  # pyright: ignore[reportAttributeAccessIssue]
+    shown = {name: one for name, one in recorder.callbacks.items() if not isinstance(one, ProgressBar)}
+    recorder.callbacks = {name: _Timed(one, clock, on_step=f"callbacks/{name}") for name, one in shown.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    timed: dict[str, Any] = {
+        "recipe": _Timed(run.recipe, clock, loss="forward"),
+        "precision": _TimedPrecision(run.precision, clock),
+        "strategy": _TimedStrategy(run.strategy, clock),
+        "phases": [_TimedPhase(**vars(phase), clock=clock) for phase in run.phases],
+        "to_device": clock.timed("transfer", run.to_device),
+        "transforms": {**transforms, "train": clock.timed("transforms/batch transforms", transforms["train"])},
+    }
+    return replace(run, **timed)
+
+
+@contextmanager
+def samples_timed(run: Run, clock: Clock) -> Generator[None]:
+    """Within it the samples of training that this process makes are timed: the data set, and each transform by its class."""
+    keyed = run.splits["train"].keyed
+    before = keyed.dataset
+    inner = _TimedSamples(before.inner if isinstance(before, WithTransform) else before, clock)
+    transforms = before.transforms if isinstance(before, WithTransform) else ()
+    keyed.dataset = WithTransform.of(inner, [clock.timed(f"transforms/{_named(one)}", one) for one in transforms])
+    try:
+        yield
+    finally:
+        keyed.dataset = before
+
+
+def timed_batches(batches: Iterator[list[MicroBatch]], clock: Clock) -> Iterator[list[MicroBatch]]:
+    """The same, the time until each is there counted to "data"."""
+    while True:
+        with clock.range("data"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def by_part(spent: dict[str, float]) -> dict[str, float]:
+    """Seconds by part of a step, each of `RANGES`."""
+    return {part: sum(seconds for name, seconds in spent.items() if name.partition("/")[0] == part) for part in RANGES}
+
+
+def _named(transform: Any) -> str:
+    return getattr(transform, "__name__", type(transform).__name__)

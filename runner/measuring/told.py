@@ -1,0 +1,90 @@
+"""A profile in words, and in MLflow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.measuring.ranges import RANGES
+from samewise.runner.tracking.address import in_words
+from samewise.runner.tracking.backends import reported_to
+from samewise.runner.training.memory import PARTS
+from samewise.runner.training.memory import in_words as bytes_in_words
+
+
+def tell(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Print a profile, and log it where tracking is on.
+
+    Args:
+        found: What `profiled` gave.
+        given: `json`, whether to print JSON; the folder under `asked`; `tracking`, the config's.
+    """
+    out = Path(given["asked"]["out"])
+    if given["json"]:
+        print(json.dumps({**found, "folder": str(out)}, indent=2))
+    else:
+        print("\n".join(lines(found, out)))
+    if "mlflow" in reported_to(given["tracking"]):
+        _log(found, out, given["tracking"])
+
+
+def lines(found: Mapping[str, Any], out: Path) -> Iterator[str]:
+    """The profile, as a person reads it."""
+    first = found["ranks"][0]
+    several = f", rank 0 of {len(found['ranks'])}" if len(found["ranks"]) > 1 else ""
+    yield f"{found['name']} ({found['fingerprint'][:12]}) on {found['device']}{several}"
+    spread = f"median of {found['steps']} steps, {first['fastest_ms']:.4g} to {first['slowest_ms']:.4g}"
+    yield f"  a step of {found['batch_size']} samples takes {found['step_ms']:.4g} ms ({spread}): {found['samples_per_s']:,.4g} samples a second"
+    yield "where its time goes" + (", waiting for the device after each part" if found["device"].startswith("cuda") else "") + " (means)"
+    whole = sum(first["parts_ms"].values()) or 1.0
+    for part, meaning in RANGES.items():
+        yield f"  {part:<12} {first['parts_ms'][part]:>9.3f} ms {first['parts_ms'][part] / whole:>7.1%}   {meaning}"
+    for rank, other in enumerate(found["ranks"][1:], start=1):
+        theirs = sum(other["parts_ms"].values()) or 1.0
+        most = sorted(other["parts_ms"].items(), key=lambda one: -one[1])[:4]
+        yield f"  rank {rank}: {other['median_ms']:.4g} ms, " + ", ".join(f"{name} {ms / theirs:.0%}" for name, ms in most)
+    yield "what memory it takes"
+    yield "  " + ", ".join(f"{name} {bytes_in_words(first['memory'][name])}" for name in PARTS if first["memory"].get(name))
+    yield "what to change" if found["advice"] else "nothing stands out: no setting is likely to make it much faster"
+    for cause in found["advice"]:
+        yield f"  {cause['part']}, {cause['share']:.0%} of a step: {cause['why']}"
+        for change, keeps in cause["change"].items():
+            yield f"    {change:<40} {'the same bits' if keeps else 'another experiment, with bits of its own'}"
+    yield f"written to {out}"
+    for file in found["files"]:
+        yield f"  {file:<28} {_meaning(file)}".rstrip()
+    if found["device"] == "cpu":
+        yield "  (there is no snapshot of memory: torch takes one on CUDA alone)"
+
+
+def _meaning(file: str) -> str:
+    kinds = {
+        ".trace.json.gz": "for https://ui.perfetto.dev or chrome://tracing",
+        ".flame.svg": "a flame graph, for a browser",
+        ".memory.pickle": "for https://pytorch.org/memory_viz",
+    }
+    return next((meaning for end, meaning in kinds.items() if file.endswith(end)), "")
+
+
+def metrics_of(found: Mapping[str, Any]) -> dict[str, float]:
+    """What MLflow is given as metrics."""
+    first = found["ranks"][0]
+    logged = {"profile/step_ms": found["step_ms"], "profile/samples_per_s": found["samples_per_s"]}
+    logged |= {f"profile/{part}_ms": ms for part, ms in first["parts_ms"].items()}
+    return logged | {f"profile/memory_mb/{name.replace(' ', '_')}": size / 1e6 for name, size in first["memory"].items()}
+
+
+def _log(found: Mapping[str, Any], out: Path, settings: Mapping[str, Any]) -> None:
+    from samewise.runner.tracking.sender import prepare_environment
+
+    prepare_environment()
+    from samewise.runner.tracking.reports import log_profile
+
+    files: Sequence[Path] = [out / name for name in found["files"]]
+    try:
+        log_profile(found["name"], found["fingerprint"], files, metrics_of(found), settings)
+    except Exception as error:  # whatever the store or the network did
+        print(f"the profile could not be logged to MLflow: {in_words(str(error))}", file=sys.stderr)

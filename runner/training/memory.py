@@ -1,0 +1,166 @@
+"""What takes memory in a step, by part; and what a person can do where there is not enough."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
+
+from samewise.runner.data import streams
+from samewise.runner.data.loading import Key
+from samewise.runner.errors import Problem, memory_asked_for
+from samewise.runner.training.run import Run
+
+PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "batch")
+"""What a process holds in the midst of a step: averages are what callbacks keep of the model, activations what the forward pass keeps for the backward pass."""
+_FEW = 2
+"""Samples from which activations are estimated where memory has run out."""
+
+
+def parts_of(run: Run, *, samples: int | None = None) -> dict[str, int]:
+    """Bytes by part of `PARTS`, in this process. A part that cannot be known is left out.
+
+    Args:
+        run: Between two steps, or where one has failed.
+        samples: Of how many samples to measure activations and batch, the rest in proportion; None: of a micro-batch; 0: of none, so they stay unknown.
+    """
+    trained = [one for one in run.parameters if one.requires_grad]
+    found = {
+        "weights": size_of(run.model.state_dict(keep_vars=True).values()),
+        "gradients": size_of(one.grad if one.grad is not None else one for one in trained),
+        "optimizer state": sum(_state_of(phase.optimizer) for phase in run.phases),
+        "averages": size_of(one for callback in run.callbacks.values() for model in callback.models().values() for one in model.state_dict().values()),
+    }
+    whole = micro_batch_size(run)
+    some = whole if samples is None else min(samples, whole)
+    with contextlib.suppress(Exception):  # a model may refuse so few samples, or there may be too little memory even for them
+        kept, batch = _forward(run, some) if some else (0, 0)
+        found |= {"activations": kept * whole // some, "batch": batch * whole // some}
+    return found
+
+
+def micro_batch_size(run: Run) -> int:
+    """The most samples that one forward pass of training sees."""
+    return ceil(run.batch_size / run.micro_batches)
+
+
+def size_of(values: Iterable[Any]) -> int:
+    """The bytes of tensors, each storage counted once; of one in shards those of this process."""
+    storages = dict[int, int]()
+    for value in values:
+        for tensor in _tensors(value):
+            mine: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
+            storage = mine.untyped_storage()
+            storages[storage.data_ptr() or id(storage)] = storage.nbytes()
+    return sum(storages.values())
+
+
+def out_of_memory(run: Run, error: BaseException) -> Problem | None:
+    """The problem behind an allocator's refusal: how much each part of a step takes, and which setting takes less. None where the error is another."""
+    asked = memory_asked_for(error)
+    if not asked:
+        return None
+    where = f"step {run.step + 1}" if run.step else "batch_size, model"
+    if not _in_training(error):
+        return Problem(where if run.step else "evaluate.batch_size, model", f"an evaluation {asked}", hint="a smaller evaluate.batch_size, or a smaller model")
+    asked = asked if run.step else f"the first step {asked}"
+    traceback.clear_frames(error.__traceback__)  # what they hold of the step that failed is given back
+    found = parts_of(run, samples=_FEW if run.strategy.peers.size == 1 else 0)  # a forward pass of one rank alone would wait for the others
+    takes = ", ".join(f"{name} {in_words(found[name])}" for name in PARTS if found.get(name))
+    estimated = f"estimated from {_FEW} samples for {micro_batch_size(run)}" if "activations" in found else "activations could not be estimated"
+    return Problem(where, f"{asked}. A step takes: {takes} ({estimated})", hint=_hint(run, found))
+
+
+def in_words(size: float) -> str:
+    """Bytes in a unit that fits: `1.5 GB`, by powers of ten."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():  # pyright: ignore[reportUnknownVariableType]
+            yield from _tensors(one)
+    elif isinstance(value, list | tuple):
+        for one in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _tensors(one)
+
+
+def _state_of(optimizer: Optimizer) -> int:
+    """The bytes of an optimizer's state; before its first step those that it will have, by what it keeps of a small parameter."""
+    held = size_of(value for state in optimizer.state.values() for value in state.values())
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    if held or not parameters:
+        return held
+    try:
+        small = torch.zeros(64, 64, device=parameters[0].device, requires_grad=True)
+        small.grad = torch.zeros_like(small)
+        like: Any = type(optimizer)
+        one = like([small], **optimizer.defaults)
+        one.step()
+    except Exception:  # a class of the user's may want other arguments
+        return 0
+    share = round(size_of(one.state[small].values()) / small.nbytes, 2)  # without the number of steps
+    return round(share * size_of(parameters))
+
+
+def _forward(run: Run, samples: int) -> tuple[int, int]:
+    """The bytes that a forward pass of the first samples keeps for its backward pass, and those of its batch. Nothing of the run is changed."""
+    epoch, start, _ = run.plan.bounds(0, run.strategy.micro_batches[0])
+    loaded: Any = run.splits["train"].keyed[Key(epoch, start, tuple(run.order.indices(epoch)[start : start + samples].tolist()))]
+    buffers = {name: one.clone() for name, one in run.model.named_buffers()}
+    most, held = 0, 0
+    with streams.preserve_generators():
+        for phase in run.phases:
+            streams.enter(run.seed, "step", 0, 0, phase.number)
+            batch = run.transforms["train"](run.to_device(loaded))
+            others = {one.untyped_storage().data_ptr() for one in _tensors([batch, *run.model.state_dict(keep_vars=True).values()])}
+            kept = dict[int, int]()
+
+            def keep(tensor: Tensor, others: set[int] = others, kept: dict[int, int] = kept) -> Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in others:
+                    kept[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            with phase.training(run.step), run.precision.autocast(), saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = run.recipe.loss(run.model, batch, phase.spec)
+            most, held = max(most, sum(kept.values())), max(held, size_of([batch]))
+            del loss  # until here the graph has held what it keeps, so that no address came twice
+    with torch.no_grad():
+        for name, one in run.model.named_buffers():
+            one.copy_(buffers[name])
+    return most, held
+
+
+def _in_training(error: BaseException) -> bool:
+    """Whether a step of training raised it, and not an evaluation."""
+    return any(frame.f_code.co_name == "train_step" for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _hint(run: Run, found: Mapping[str, int]) -> str:
+    """What takes less, the largest part first."""
+    held = sum(found.get(name, 0) for name in ("weights", "gradients", "optimizer state", "averages"))
+    ways, micro = list[str](), micro_batch_size(run)
+    if micro > 1:
+        ways.append(f"batch_size={run.batch_size // 2}, or accumulate={2 * int(run.config.accumulate)}: half the activations at a time")
+    if run.strategy.device.type == "cuda" and run.config.precision.get("dtype") == "float32":
+        ways.append("precision=bf16: activations of half the size")
+    if not run.config.activation_checkpointing:
+        blocks = Counter(type(one).__name__ for one in run.model.modules() if any(one.children()) and not isinstance(one, nn.Sequential | nn.ModuleList))
+        often = [name for name, count in blocks.most_common(1) if count > 1]
+        ways.append(f"activation_checkpointing=[{often[0] if often else 'MODULE'}]: activations computed again instead of kept, the same bits")
+    of_model = "strategy=fsdp: weights, gradients and optimizer state in shards over several devices"
+    return "; ".join([of_model, *ways] if held > found.get("activations", held) else [*ways, of_model])
