@@ -16,7 +16,7 @@ TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-changed test-slow test-all bench mutants faults lint types format lock clean
+.PHONY: help install demo test test-changed test-slow test-all bench mutants faults gpu lint types format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ mutants: install ## plant small faults, one at a time, and count those that the 
 
 faults: install ## strike N trainings (100) by kills, failing disks, jumping clocks and lying servers; nothing may be lost or differ (needs gcc)
 	$(BIN)/python tests/faults/campaign.py --trials $(or $(N),100) --jobs $(JOBS) --seed $(or $(SEED),0)
+
+gpu: install ## on a machine with a GPU: its tests, bits of six recipes, and speed, as a table (minutes)
+	$(BIN)/python tests/gpu/day.py
 
 lint: install ## check style, format, and that imports run one way
 	$(BIN)/ruff check .

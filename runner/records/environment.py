@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from samewise.runner.records import own_code
 from samewise.runner.secrets import SECRET_FILES, redact, without_keys
@@ -157,7 +158,23 @@ def _device(device: torch.device) -> dict[str, Any]:
         "compute_capability": f"{facts.major}.{facts.minor}",
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
+        "cublas": next((version for version in map(_version, _cublas(torch.version.cuda)) if version), None),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_available() and dist.is_nccl_available() else None,
+        "multiprocessors": facts.multi_processor_count,
+        "variables": {name: os.environ[name] for name in _OF_KERNELS if name in os.environ},
     }
+
+
+_OF_KERNELS = (
+    *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "DISABLE_ADDMM_CUDA_LT", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "TORCH_CUDNN_V8_API_DISABLED", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+)
+"""By which libraries on CUDA choose their kernels, and so the order in which they add."""
+
+
+def _cublas(cuda: str | None) -> tuple[str, ...]:
+    """The distributions that bring cuBLAS, where pip has installed it."""
+    return (f"nvidia-cublas-cu{(cuda or '').split('.')[0]}", "nvidia-cublas")
 
 
 def _cpu_model() -> str:

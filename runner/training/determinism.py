@@ -111,6 +111,22 @@ def require_deterministic(model: nn.Module, device: torch.device, settings: Any)
         raise ConfigError(*(Problem(f"model.{name}".rstrip("."), f"cuDNN's {kind} {problem}", expected=expected, hint=hint) for name, kind in layers))
 
 
+def memory_ran_short(device: torch.device) -> Problem | None:
+    """What a person should know where the device's memory did not suffice at once, though the run went on; None where it did.
+
+    Without memory for the workspace of one algorithm, cuDNN takes another, which adds in another order, and torch remembers the choice: the bits may not be
+    those of a run with more memory, and nothing else says so.
+    """
+    import torch
+
+    counts = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
+    short = counts.get("num_alloc_retries", 0) + counts.get("num_ooms", 0)
+    if not short:
+        return None
+    message = f"the device's memory did not suffice at once {short} times, and cuDNN may have taken other algorithms: another run's bits may differ"
+    return Problem("device", message, hint="compare with `samewise verify`; batch_size, precision=bf16, activation_checkpointing or accumulate need less")
+
+
 def recurrence_refused(*, cuda: str, variables: Mapping[str, str]) -> tuple[str, str, str] | None:
     """Why cuDNN's RNN, LSTM and GRU would not give the same bits each time: the reason, what is expected, a hint; None where they do.
 

@@ -25,6 +25,7 @@ from samewise.runner.records.files import read_json, write_atomically, write_jso
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
+from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.misfits import misfit, refused_operator
@@ -53,6 +54,8 @@ def session(run: Run) -> Generator[dict[str, Any]]:
             callback.on_start(run.recorder.view)
         try:
             yield summary
+            if short := memory_ran_short(run.strategy.device):
+                print(f"warning: {short}", file=sys.stderr)
             run.recorder.require_folder()
             _leave_results(run)
             run.recorder.require_folder()

@@ -100,6 +100,7 @@ def _answers() -> dict[str, Any]:
         "synchronize": lambda *_: RECORDER.wait(),
         "empty_cache": lambda: None,
         "memory_allocated": lambda *_: 0,
+        "memory_stats": lambda *_: {},
         "max_memory_allocated": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None,
         "manual_seed": GENERATOR.seed,

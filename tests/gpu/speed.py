@@ -1,0 +1,183 @@
+"""How fast a device trains under samewise: images and seconds of speech a second, and what of it the promise costs. Part of `make gpu`.
+
+Everything is measured in this process, by turns where two things are compared; a rate is the median over the turns.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from samewise.recipes.parts import ctc
+from samewise.runner.config import compose, project
+from samewise.runner.records import on_device
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.build import build
+from samewise.runner.training.determinism import apply
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.run import Run
+from samewise.runner.training.session import session
+
+TURNS = 5
+NOTHING = ["tracking=none", "callbacks=none", "checkpoint.every_epochs=null", "max_epochs=1000000"]
+
+
+def built(overrides: list[str], place: Path) -> Run:
+    own = project.find()
+    composed = compose.compose([*NOTHING, *overrides, f"run_root={place}"], project=own)
+    return build(composed, composed.project, composed.folder)
+
+
+def steps(run: Run) -> Iterator[None]:
+    batches = training_batches(run)
+    while True:
+        apply(run.config.reproducibility)
+        run.recorder.record(train_step(run, next(batches)))
+        yield
+
+
+def compiled(run: Run) -> Iterator[None]:
+    """What one would write by hand: the model compiled, bf16, nothing deterministic, no loss read but the last."""
+    device = run.device
+    torch.use_deterministic_algorithms(False)
+    model = torch.compile(copy.deepcopy(run.model).train())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    images = torch.randint(0, 256, (run.batch_size, 3, *[run.config.dataset.image_size] * 2), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, 10, (run.batch_size,), device=device)
+    while True:
+        torch.use_deterministic_algorithms(False)
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = F.cross_entropy(model(images.float().div(255).sub(0.5)), labels)
+        loss.backward()
+        optimizer.step()
+        yield
+
+
+def rate(loop: Iterator[None], count: int, samples: int, wait: Callable[[], None]) -> float:
+    """Samples a second over so many steps."""
+    wait()
+    began = time.perf_counter()
+    for _ in range(count):
+        next(loop)
+    wait()
+    return count * samples / (time.perf_counter() - began)
+
+
+def compared(loops: dict[str, tuple[Iterator[None], int, int]], unit: str, wait: Callable[[], None]) -> None:
+    """Print each loop's rate, and its ratio to the first one's at the same turn."""
+    found: dict[str, list[float]] = {name: [] for name in loops}
+    for turn in range(TURNS + 1):
+        for name, (loop, count, samples) in loops.items():
+            spent = rate(loop, count, samples, wait)
+            if turn:
+                found[name].append(spent)
+    first = next(iter(found.values()))
+    for name, rates in found.items():
+        ratio = statistics.median(one / base for one, base in zip(rates, first, strict=True))
+        print(f"    {name:<60} {statistics.median(rates):>10,.0f} {unit} {ratio:>6.2f}", flush=True)
+
+
+def images(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
+    small = device == "cpu"
+    size, batch = (32, 4) if small else (224, 128)
+    data = ["dataset=generated_classification", f"dataset.image_size={size}", f"dataset.samples={batch * 4}", "transforms=images"]
+    overrides = ["model=resnet50", *data, f"batch_size={batch}", "optimizer.lr=0.01", "precision=bf16", f"device={device}", "memory_format=channels_last"]
+    settings = {
+        "fast, no trace": ["reproducibility=fast", "trace.every_steps=0"],
+        "strict, no trace": ["trace.every_steps=0"],
+        "strict, a trace each 50 steps": ["trace.every_steps=50"],
+        "strict, a trace each step": [],
+    }
+    runs = {name: built([*overrides, *own], place / name.replace(",", "").replace(" ", "_")) for name, own in settings.items()}
+    loops: dict[str, tuple[Iterator[None], int, int]] = {}
+    if not small:
+        loops["a compiled loop by hand, not deterministic"] = compiled(next(iter(runs.values()))), 20, batch
+    for name, run in runs.items():
+        stack.enter_context(session(run))
+        loops[name] = steps(run), 2 if small else 20, batch
+    print(f"  ResNet-50, bf16, {size} px, batch {batch}: images a second, and as a ratio to the first row", flush=True)
+    compared(loops, "images/s", wait)
+
+
+def speech(device: str, place: Path, stack: ExitStack, wait: Callable[[], None]) -> None:
+    run = built(["experiment=wav2letter_spoken_digits", "debug=tiny", f"device={device}", "max_steps=1000000"], place / "speech")
+    stack.enter_context(session(run))
+    print("  Wav2Letter at reduced size: utterances a second", flush=True)
+    compared({"samewise": (steps(run), 5, run.batch_size)}, "utterances/s", wait)
+
+
+def losses(device: str, wait: Callable[[], None]) -> None:
+    """CTC for a batch of LibriSpeech's shape: 32 utterances, 750 frames, 29 labels, 200 letters."""
+    frames, batch, letters = (60, 4, 20) if device == "cpu" else (750, 32, 200)
+    drawn = torch.Generator().manual_seed(0)
+    logits = torch.randn(batch, 29, frames, generator=drawn).to(device).requires_grad_()
+    targets = torch.randint(1, 29, (batch, letters), generator=drawn).to(device)
+    lengths, target_lengths = torch.full((batch,), frames, device=device), torch.full((batch,), letters, device=device)
+    torch.use_deterministic_algorithms(True)
+    digests = set()
+
+    def loop() -> Iterator[None]:
+        while True:
+            ctc.negative_log_likelihood(logits.log_softmax(1), lengths, targets, target_lengths).sum().backward()
+            digests.add(tuple(on_device.begin([logits.grad])()))
+            logits.grad = None
+            yield
+
+    print(f"  CTC, {batch} utterances, {frames} frames, {letters} letters, forward and backward", flush=True)
+    compared({"samewise": (loop(), 5, batch)}, "utterances/s", wait)
+    print(f"    gradients {'the same bits each time' if len(digests) == 1 else f'DIFFER: {len(digests)} digests'}", flush=True)
+
+
+def digested(device: str, wait: Callable[[], None]) -> bool:
+    """A digest of ResNet-50's weights there, against that of the same on the CPU."""
+    drawn = torch.Generator().manual_seed(0)
+    weights = [torch.randn(size, generator=drawn) for size in (2_359_296, 2_048_000, 1_048_576, *[65_536] * 60)]
+    there = [one.to(device) for one in weights]
+    same = on_device.begin(there)() == on_device.begin(weights)()
+
+    def loop() -> Iterator[None]:
+        while True:
+            on_device.begin(there)()
+            yield
+
+    size = sum(one.numel() * 4 for one in weights)
+    print(f"  digests of {size / 1e6:.0f} MB: {'the same as the CPU computes' if same else 'OTHERS THAN THE CPU COMPUTES'}", flush=True)
+    compared({"samewise": (loop(), 10, size // 10**6)}, "MB/s", wait)
+    return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    device = parser.parse_args().device
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    good = digested(device, wait)
+    losses(device, wait)
+    place, stack = Path(tempfile.mkdtemp(prefix="samewise-gpu-")), ExitStack()
+    try:
+        images(device, place, stack, wait)
+        speech(device, place, stack, wait)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        sys.stdout.flush()
+    os._exit(0 if good else 1)  # the sessions are not at their ends, and nobody wants them finished
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,52 @@
+"""What only a GPU can tell is asked of it in one go; that the asking itself works is tried here, without one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samewise.runner.records import environment
+from samewise.runner.training.determinism import memory_ran_short
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_day_compares_the_bits_of_trainings_and_says_so_in_a_table(repository: Path, clean_environment: dict[str, str]) -> None:
+    command = [sys.executable, repository / "tests/gpu/day.py", "--device", "cpu", "--only", "bits", "--match", "vocoder", "--jobs", "2"]
+    done = subprocess.run(command, env={**clean_environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("ok")] == ["ok  vocoder, fp32", "ok  vocoder, bf16", "ok  vocoder"]
+    assert all("same bits (" in line for line in lines if line.startswith("ok"))
+    assert lines[-1] == "3 of 3 as they should be"
+
+
+def test_it_needs_a_device(repository: Path, clean_environment: dict[str, str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    done = subprocess.run([sys.executable, repository / "tests/gpu/day.py"], env=clean_environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "finds no CUDA device" in done.stderr) == (2, True)
+
+
+def test_what_chooses_kernels_on_cuda_decides_bits(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def facts() -> dict[str, Any]:
+        return environment._device(torch.device("cuda"))
+
+    before = facts()
+    assert (before["multiprocessors"], before["nccl"]) == (132, ".".join(map(str, torch.cuda.nccl.version())))
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert facts() == {**before, "variables": {**before["variables"], "NCCL_ALGO": "Ring"}}
+    one, two = ({"decides": {"device": each}} for each in (before, facts()))
+    assert environment.differences(one, two)
+
+
+def test_a_device_that_ran_short_of_memory_is_told_of(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert memory_ran_short(torch.device("cuda")) is None
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda *_: {"num_alloc_retries": 2, "num_ooms": 1})
+    assert "did not suffice at once 3 times" in str(memory_ran_short(torch.device("cuda")))
+    assert memory_ran_short(torch.device("cpu")) is None
