@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -90,6 +90,8 @@ class Call:
         inputs: By name, as `forward` names its arguments: `x`, `images.0`.
         outputs: By name: `output`, or by their place in what the model returns: `output.0.boxes`.
         whole: Whether the batch transforms of evaluation are in it.
+        returned: From these outputs to what the model itself returns.
+        examples: More inputs, from which a quantiser takes ranges of numbers.
     """
 
     part: str
@@ -97,6 +99,8 @@ class Call:
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     whole: bool = False
+    returned: Callable[[Sequence[Tensor]], Any] = list
+    examples: tuple[Mapping[str, Tensor], ...] = ()
 
 
 def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transform, *, module: str | None = None, whole: bool = True) -> Call:
@@ -133,7 +137,8 @@ def observe(recipe: Recipe, model: nn.Module, loaded: Batch, transform: Transfor
         returned = called(*pytree.tree_map_only(Tensor, torch.clone, args), **pytree.tree_map_only(Tensor, torch.clone, kwargs))
     outputs = {_joined("output", path): leaf for path, leaf in pytree.tree_leaves_with_path(returned) if isinstance(leaf, Tensor)}
     before = _before(loaded, transform, entries) if whole and not part else None
-    return _whole(Call(part, Function(called, args, kwargs).eval(), inputs, outputs), Function(called, args, kwargs, before).eval(), loaded, before)
+    made = Call(part, Function(called, args, kwargs).eval(), inputs, outputs, returned=partial(_returned, *pytree.tree_flatten(returned)))
+    return _whole(made, Function(called, args, kwargs, before).eval(), loaded, before)
 
 
 def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: Transform, *, whole: bool = True) -> Call:
@@ -170,7 +175,13 @@ def _whole(bare: Call, together: Function, loaded: Batch, before: Before | None)
     raw = {name: loaded[name].detach().clone() for name in before.takes}
     with torch.no_grad():
         same = difference(bare.outputs, dict(zip(bare.outputs, together(*raw.values()), strict=True))) is None
-    return Call(bare.part, together, raw, bare.outputs, whole=True) if same else bare
+    return replace(bare, function=together, inputs=raw, whole=True) if same else bare
+
+
+def _returned(leaves: list[Any], form: pytree.TreeSpec, outputs: Sequence[Tensor]) -> Any:
+    """What a model returns, with other tensors in it."""
+    given = iter(outputs)
+    return pytree.tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 
 
 def _before(loaded: Batch, transform: Transform, entries: tuple[str | None, ...]) -> Before | None:

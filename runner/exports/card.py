@@ -11,6 +11,7 @@ from samewise.runner.secrets import printable
 _RUN: Final = {
     "pt2": "torch.export.load('{file}').module()({inputs})  # Python, torch {torch}",
     "aoti": "torch._inductor.aoti_load_package('{file}')({inputs})  # Python or C++, with torch {torch} and this kind of CPU",
+    "onnx-int8": "onnxruntime.InferenceSession('{file}').run(None, {{{feeds}}})  # Python; likewise in Node, Java, C#, C++ and browsers",
     "executorch": "executorch.runtime.Runtime.get().load_program('{file}').load_method('forward').execute([{inputs}])  # likewise in C++, Kotlin and Swift",
     "onnx": "onnxruntime.InferenceSession('{file}').run(None, {{{feeds}}})  # Python; likewise in Node, Java, C#, C++ and browsers",
 }
@@ -69,6 +70,9 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
         if any(kind.startswith("torchvision.") for kind in form["operators"]):
             yield from ("`import torchvision` comes before this: some of its operators are that library's.", "")
         needs = f"Operators: {', '.join(form['operators'])}" if form["operators"] else ""
+        if lost := form.get("accuracy"):
+            words = f"in int8 {lost['metric']} is {lost['quantised']:.4g}, in float32 {lost['exact']:.4g}"
+            yield from (f"On {lost['samples']:,} samples of the validation split, {words}; ranges of numbers are from samples of the training split.", "")
         yield from (
             "```python",
             _RUN[name].format(file=form["file"], inputs=inputs, feeds=feeds, torch=version),

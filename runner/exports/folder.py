@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports import clients, formats
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
+from samewise.runner.exports.compared import difference
 from samewise.runner.exports.operators import by_name
 from samewise.runner.exports.runtimes import Runtime, Truth, some, tried, tried_in
 from samewise.runner.records import trust
@@ -21,15 +22,28 @@ from samewise.runner.records.digest import tensor_bytes
 from samewise.runner.records.files import read_mapping, write_json
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
+if TYPE_CHECKING:
+    from samewise.runner.exports.quantised import Accuracy
+
 DESCRIPTION: Final = "export.json"
 WEIGHTS: Final = "weights.safetensors"
 VECTORS: Final = "vectors.safetensors"
 CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
+STEP: Final = 1e-2
+"""How far a quantised file may be from what it gave when it was written: another CPU may round a number to the next of the few steps."""
 SHAPE: Final = {"files": dict, "inputs": dict, "outputs": dict, "tolerance": float, "weights": dict}
 
 
-def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, about: Mapping[str, Any]) -> list[Runtime]:
+def write(
+    folder: Path,
+    call: Call,
+    *,
+    to: Sequence[str],
+    tolerance: float,
+    about: Mapping[str, Any],
+    accuracy: Callable[[formats.Run], Accuracy] | None = None,
+) -> list[Runtime]:
     """Write an export, and hold each format against the model before export.json says that it is one.
 
     Args:
@@ -38,6 +52,7 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
         to: The formats; the weights are written whatever they are.
         tolerance: The largest relative error (`Difference.relative`) that is accepted.
         about: What is known of the run: goes into export.json as it is.
+        accuracy: Measures what a quantised file loses; raises a ConfigError where that is too much.
 
     Returns:
         How each format compares, in order.
@@ -54,17 +69,25 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
     write_tensors(folder / WEIGHTS, weights)
     vectors = {f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs)) for name, tensor in of.items()}
     in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a parser of JSON
-    write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})
-    found, numbers = list[Runtime](), dict[str, Tensor]()
+    found, numbers, lost = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]]()
     for name in to:
         form = formats.FORMATS[name]
         numbers |= by_name(formats.write(form, call, folder / form.file), name)
+        if not form.is_exact:
+            assert accuracy is not None
+            given = dict(zip(call.outputs, formats.run(form, folder / form.file, call.inputs), strict=True))
+            vectors |= {f"{name}/{one}": tensor for one, tensor in given.items()}
+            apart, loss = difference(call.outputs, given), accuracy(form.load(folder / form.file))
+            lost[name] = asdict(loss) | {"differs": apart.relative if apart else 0.0}
+            found.append(Runtime(name, f"{apart or 'the same bits'}; {loss}", same=apart is None, sound=True, apart=apart))
+            continue
         held = tried(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
             hint = f"the file is left at {folder / form.file} to look at; --tolerance accepts a larger error"
             raise ConfigError(Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint))
         found.append(held)
+    write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})
     write_tensors(folder / OPERATORS, numbers)
     kinds = {one.format: formats.FORMATS[one.format].kinds(folder / formats.FORMATS[one.format].file) for one in found}
     described = {
@@ -74,7 +97,11 @@ def write(folder: Path, call: Call, *, to: Sequence[str], tolerance: float, abou
         "inputs": {name: _form(tensor) for name, tensor in call.inputs.items()},
         "outputs": {name: _form(tensor) for name, tensor in call.outputs.items()},
         "tolerance": tolerance,
-        "formats": {one.format: {"file": formats.FORMATS[one.format].file, "compared": one.words, "operators": kinds[one.format]} for one in found},
+        "formats": {
+            one.format: {"file": formats.FORMATS[one.format].file, "compared": one.words, "operators": kinds[one.format]}
+            | ({"accuracy": lost[one.format]} if one.format in lost else {})
+            for one in found
+        },
         "weights": {name: _sha256(tensor) for name, tensor in weights.items()},
         "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())},
     }
@@ -110,15 +137,21 @@ def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) ->
         path = folder / form.file
         if form.file not in said["files"]:
             continue
+        held_to, tolerance = (truth, said["tolerance"]) if form.is_exact else (_as_written(form, truth, vectors), STEP)
         if not (altered := _is_altered(path, said["files"])):
-            found.append(tried(form, path, truth, said["tolerance"]))
+            found.append(tried(form, path, held_to, tolerance))
             found += [tried_in(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
         elif not trusted:  # what export.json vouches for is another file
             found.append(Runtime(form.name, f"{altered}, and is run with --trust only"))
         else:
-            held = tried(form, path, truth, said["tolerance"])
+            held = tried(form, path, held_to, tolerance)
             found.append(replace(held, words=f"{altered}; {held.words}", same=False, sound=False))
     return found
+
+
+def _as_written(form: formats.Format, truth: Truth, vectors: Mapping[str, Tensor]) -> Truth:
+    """Of a quantised file, what it gave when it was written."""
+    return replace(truth, outputs={name: vectors[f"{form.name}/{name}"] for name in truth.outputs if f"{form.name}/{name}" in vectors})
 
 
 def _is_altered(path: Path, files: Mapping[str, str]) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from samewise.runner.errors import first_line
@@ -131,10 +130,9 @@ def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> 
 def _why(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> str:
     """Which weights in the file are other ones, if that is what is wrong."""
     try:
-        held = form.weights(path)
+        other = form.altered(path, weights)
     except Exception as error:
         return f"; its weights cannot be read: {first_line(error)}"
-    other = [name for name, tensor in held.items() if name in weights and (tensor.shape != weights[name].shape or not torch.equal(tensor, weights[name]))]
     return f"; these weights are others than the model's: {some(other)}" if other else "; its weights are the model's, so an operator computes otherwise"
 
 

@@ -234,6 +234,7 @@ def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..
         (["--to", "torchscript"], "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"),
         (["--to", "onx"], "did you mean 'onnx'?"),
         (["--tolerance", "2"], "--tolerance: is not a share"),
+        (["--most-lost", "-1"], "--most-lost: is not a share"),
         (["--module", "layer9"], "did you mean 'layer4'?"),
         (["--weights", "other"], "the run does not have these weights"),
     ],
@@ -270,6 +271,49 @@ def test_ulps_are_the_numbers_of_the_format_in_between() -> None:
     zeros = difference({"x": torch.tensor([0.0])}, {"x": torch.tensor([-0.0])})
     assert zeros is not None  # other bits, if no other number
     assert (zeros.ulps, zeros.relative) == (0, 0.0)
+
+
+@pytest.mark.slow
+def test_int8_says_what_it_loses_on_the_validation_split_and_its_faults_are_named(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    from onnx import numpy_helper
+
+    by_loss = ["evaluate.monitor=valid/loss", "evaluate.mode=min", "--most-lost", "0.9"]
+    assert samewise("export", run, *by_loss, "--to", "onnx,onnx-int8", "--out", tmp_path / "out").returncode == 0
+    form = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]["onnx-int8"]
+    lost = form["accuracy"]
+    best = json.loads((run / "summary.json").read_text())["metrics"]["best"]
+    assert (lost["metric"], lost["exact"]) == ("loss", pytest.approx(best["valid/loss"], rel=1e-6))
+    assert 0 < abs(lost["quantised"] - lost["exact"]) < 0.5 * lost["exact"]  # it was asked, and it is the same model
+    assert 1e-5 < lost["differs"] < 0.2
+    assert "QuantizeLinear" in form["operators"]
+    sizes = [(tmp_path / "out" / name).stat().st_size for name in ("model.int8.onnx", "model.onnx")]
+    assert sizes[0] < sizes[1]
+    assert f"in int8 loss is {lost['quantised']:.4g}" in (tmp_path / "out" / "README.md").read_text()
+    assert verified(samewise, tmp_path / "out", 0)["onnx-int8"]["same"]
+
+    model = onnx.load(str(tmp_path / "out" / "model.int8.onnx"))
+    weight = next(one for one in model.graph.initializer if one.name == "model.layer2.1.conv1.weight_quantized")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).swapaxes(0, 1).copy(), weight.name))
+    onnx.save(model, str(tmp_path / "out" / "model.int8.onnx"))
+    words = verified(samewise, tmp_path / "out", 1, "--trust")["onnx-int8"]["words"]
+    assert "these weights are others than the model's: layer2.1.conv1.weight" in words
+    assert "first at model.layer2.1.conv1.weight" in words
+
+
+@pytest.mark.slow
+def test_int8_that_loses_more_than_is_accepted_is_refused(samewise: Callable[..., Any], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges that were taken from nothing but black images clip all others."""
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    from samewise.runner.exports import quantised
+
+    true = quantised.examples
+    black = lambda *given, **options: tuple({name: torch.zeros_like(one) for name, one in example.items()} for example in true(*given, **options))  # noqa: E731
+    monkeypatch.setattr(quantised, "examples", black)
+    done = samewise("export", run, "evaluate.monitor=valid/loss", "evaluate.mode=min", "--to", "onnx-int8", "--most-lost", "0", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "was not exported: quantised, it loses " in done.stderr
+    assert not (tmp_path / "out" / "export.json").exists()
 
 
 @pytest.mark.slow

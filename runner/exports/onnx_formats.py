@@ -1,0 +1,164 @@
+"""ONNX, and ONNX in int8: written by torch's exporter and onnxruntime's quantiser, run by onnxruntime."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from samewise.runner.exports.call import Call
+from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrapped
+from samewise.runner.exports.operators import Operator, kept, own_name
+
+
+class Onnx(Format):
+    """ONNX, by torch's exporter on top of torch.export: for onnxruntime in Python, C++, Java, C#, Node and browsers."""
+
+    name, file, runtime = "onnx", "model.onnx", "onnxruntime"
+    needs, runs_with = ("onnx", "onnxscript"), ("onnxruntime",)
+
+    def write(self, call: Call, path: Path) -> fx.GraphModule | None:
+        # Not optimised here, which would fold batch norm into weights of other numbers: runtimes do that when they load the file.
+        names = [name.replace(".", "_") for name in call.inputs], [name.replace(".", "_") for name in call.outputs]
+        made = torch.onnx.export(program_of(call), dynamo=True, optimize=False, input_names=names[0], output_names=names[1], verbose=False)
+        assert made is not None
+        made.save(str(path), external_data=False)
+        return graph_of(made.exported_program) if made.exported_program else None
+
+    def load(self, path: Path) -> Run:
+        call = self._session(str(path))
+        return lambda inputs: list(call(inputs).values())
+
+    def operators(self, path: Path, inputs: Mapping[str, Tensor], names: Collection[str]) -> list[Operator]:
+        import onnx  # pyright: ignore[reportMissingImports]
+
+        model = onnx.load(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        own = {one.name for one in model.graph.output}
+        asked = dict[str, Operator]()
+        for node in model.graph.node:
+            said = {one.key.rpartition(".")[2]: one.value for one in node.metadata_props}
+            scopes = ["", *ast.literal_eval(said.get("name_scopes", "[]"))]
+            for output in node.output:  # one that the whole model gives has that one's name
+                name = said.get("fx_node", "").partition(" ")[0].removeprefix("%") if output in own else output
+                if name in names:
+                    asked[output] = Operator(name, node.op_type, own_name(str(scopes[max(len(scopes) - 2, 0)])), torch.empty(0))
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in own)
+        found = self._session(model.SerializeToString())(inputs)
+        return [replace(one, numbers=kept(found[name])) for name, one in asked.items()]
+
+    def kinds(self, path: Path) -> list[str]:
+        import onnx  # pyright: ignore[reportMissingImports]
+
+        return sorted({str(node.op_type) for node in onnx.load(str(path), load_external_data=False).graph.node})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+    def _session(self, model: str | bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+        """A file, or a model in memory: takes inputs, and gives all outputs by their names in it."""
+        import onnxruntime  # pyright: ignore[reportMissingImports]
+
+        options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3  # errors
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        taken = {one.name for one in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        named = [one.name for one in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+        def call(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            given = {name.replace(".", "_"): tensor.numpy() for name, tensor in inputs.items() if name.replace(".", "_") in taken}
+            return {name: torch.from_numpy(np.asarray(one)) for name, one in zip(named, session.run(None, given), strict=True)}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+        return call
+
+    def weights(self, path: Path) -> dict[str, Tensor]:
+        import onnx  # pyright: ignore[reportMissingImports]
+        from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
+
+        held = onnx.load(str(path)).graph.initializer  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return unwrapped({one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+class OnnxInt8(Onnx):
+    """ONNX whose convolutions and products take int8 weights, with a scale for each channel, and uint8: by onnxruntime's static quantiser, as QDQ.
+
+    Weights have seven bits of the eight: with eight, CPUs without VNNI saturate where they add, and give other results.
+    """
+
+    name, file, is_exact = "onnx-int8", "model.int8.onnx", False
+    needs = ("onnx", "onnxscript", "onnxruntime")
+
+    def write(self, call: Call, path: Path) -> None:
+        import onnx  # pyright: ignore[reportMissingImports]
+        from onnxruntime import quantization  # pyright: ignore[reportMissingImports]
+
+        super().write(call, path)
+        model = onnx.load(str(path))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        own = {one.name for one in model.graph.initializer if one.name.startswith("model.")}
+        nodes = [node.name for node in model.graph.node if node.op_type in _QUANTISED and own & set(node.input)]  # those of a spectrogram stay as they are
+        if not nodes:
+            raise ValueError(f"it has none of {', '.join(_QUANTISED)}, which are what int8 is for")
+        quantization.quantize_static(  # pyright: ignore[reportUnknownMemberType]
+            model,
+            str(path),
+            _reader(call, {one.name for one in model.graph.input}),
+            quant_format=quantization.QuantFormat.QDQ,
+            op_types_to_quantize=list(_QUANTISED),
+            nodes_to_quantize=nodes,
+            per_channel=True,
+            reduce_range=True,
+        )
+
+    def recorded(self, path: Path, inputs: Mapping[str, Tensor]) -> list[Operator]:
+        import onnx  # pyright: ignore[reportMissingImports]
+
+        names = {name for node in onnx.load(str(path)).graph.node for name in node.output}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return self.operators(path, inputs, names)
+
+    def weights(self, path: Path) -> dict[str, Tensor]:
+        """As they are multiplied with: int8 times its scale."""
+        return {name: weight for name, (weight, _) in self._rounded(path).items()}
+
+    def altered(self, path: Path, weights: Mapping[str, Tensor]) -> list[str]:
+        held = self._rounded(path)
+        known = {name: one for name, one in held.items() if name in weights}
+        return [name for name, (weight, step) in known.items() if weight.shape != weights[name].shape or bool(((weight - weights[name]).abs() > step).any())]
+
+    def _rounded(self, path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+        """By the model's names, weights and the step to which each is rounded."""
+        import onnx  # pyright: ignore[reportMissingImports]
+        from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
+
+        held = {one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in onnx.load(str(path)).graph.initializer}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+        found = dict[str, tuple[Tensor, Tensor]]()
+        for name, weight in unwrapped(held).items():
+            scale, zero = held.get(f"model.{name.removesuffix('_quantized')}_scale"), held.get(f"model.{name.removesuffix('_quantized')}_zero_point")
+            if name.endswith("_quantized") and scale is not None and zero is not None:
+                first = (-1, *[1] * (weight.dim() - 1))  # a scale for each channel of the first dimension, or one for all
+                found[name.removesuffix("_quantized")] = ((weight.float() - zero.float().view(first)) * scale.view(first), scale.view(first))
+            elif not name.endswith(("_scale", "_zero_point", "_quantized_scale")):
+                found[name] = (weight, torch.zeros(()))
+        return found
+
+
+_QUANTISED = ("Conv", "Gemm", "MatMul")
+
+
+def _reader(call: Call, taken: Collection[str]) -> Any:
+    """Examples of what goes in, from which the quantiser takes the ranges of what goes into each operator."""
+    from onnxruntime.quantization import CalibrationDataReader  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+    class Reader(CalibrationDataReader):  # pyright: ignore[reportUntypedBaseClass]
+        def __init__(self) -> None:
+            self._given: Iterator[dict[str, Any]] = (
+                {name.replace(".", "_"): tensor.numpy() for name, tensor in one.items() if name.replace(".", "_") in taken}
+                for one in (call.examples or (call.inputs,))
+            )
+
+        def get_next(self) -> dict[str, Any] | None:  # pyright: ignore[reportIncompatibleMethodOverride] (as its base does)
+            return next(self._given, None)
+
+    return Reader()

@@ -1,0 +1,110 @@
+"""What a quantised model loses: the metric that chose its checkpoint, on the validation split, with it and with the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from samewise.runner.data.loading import Loader, evaluation_keys
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.exports.call import Call, observe
+from samewise.runner.exports.format import Run as Runtime
+from samewise.runner.interfaces import Batch
+from samewise.runner.training.evaluation import measure_split
+from samewise.runner.training.run import Run
+
+EXAMPLES: Final = 64
+"""Samples of the training split from which the quantiser takes the ranges of numbers."""
+_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One metric with a model and with what it was quantised to.
+
+    Args:
+        metric: Its name.
+        exact: With the model, in float32.
+        quantised: With the other.
+        lost: By how much it is worse, as a share of `exact`; below 0: it is better.
+        samples: How many it was measured on.
+    """
+
+    metric: str
+    exact: float
+    quantised: float
+    lost: float
+    samples: int
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.quantised:.4g} on {self.samples:,} samples, {self.exact:.4g} in float32"
+
+
+def examples(run: Run, model: nn.Module, *, module: str | None, whole: bool) -> tuple[dict[str, Tensor], ...]:
+    """What goes into a model for the first samples of the training split, transformed as for an evaluation."""
+    part, transform = run.splits["train"], run.transforms["eval"]
+    keys = islice(evaluation_keys(len(part.dataset), _AT_ONCE), EXAMPLES // _AT_ONCE)
+    return tuple(observe(run.recipe, model, run.to_device(batch), transform, module=module, whole=whole).inputs for batch in Loader(part.keyed, lambda: keys))
+
+
+def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: float) -> Accuracy:
+    """The metric that chooses the run's checkpoints, with a model and with a runtime in its place.
+
+    Args:
+        run: With a validation split.
+        model: The whole of it.
+        call: How its recipe calls it, or a part of it.
+        runtime: Takes the place of that.
+        most: The largest share of the metric that may be lost.
+
+    Raises:
+        ConfigError: more is lost; or the recipe measures the model in another way than by this call.
+    """
+    name = run.evaluate.monitor.rpartition("/")[2]
+    exact = measure_split(run, "valid", model).compute()[name]
+    with _in_its_place(run, call, runtime) as calls:
+        quantised = measure_split(run, "valid", model).compute()[name]
+    if not calls:
+        words = "cannot be measured: the recipe evaluates the model in another way than by the call that is exported"
+        raise ConfigError(Problem("--to", f"the loss of accuracy {words}", type(run.recipe).__name__))
+    worse = exact - quantised if str(run.evaluate.mode) == "max" else quantised - exact
+    limit, batch = run.evaluate.limit, run.evaluate.batch_size
+    samples = min(len(run.splits["valid"].dataset), limit * batch if limit is not None else 1 << 62)
+    found = Accuracy(name, exact, quantised, worse / (abs(exact) or 1.0), samples)
+    if not found.lost <= most:  # nan too
+        words = f"was not exported: quantised, it loses {found.lost:.2g} of its accuracy: {found}"
+        raise ConfigError(Problem("--to", words, expected=f"at most {most:g}", hint="--most-lost accepts a larger loss"))
+    return found
+
+
+@contextmanager
+def _in_its_place(run: Run, call: Call, runtime: Runtime) -> Generator[list[None]]:
+    """While it lasts, a runtime gives what the model would; one entry for each time that it was asked."""
+    model, asked, loaded = call.function.model, list[None](), Batch()
+    transforms = cast("dict[str, Any]", run.transforms)
+    transform = transforms["eval"]
+
+    def remember(batch: Batch) -> Batch:
+        loaded.clear()
+        loaded.update(batch)
+        return transform(batch)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        asked.append(None)
+        given = [loaded[name] for name in call.inputs] if call.whole else [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        return call.returned(runtime(dict(zip(call.inputs, given, strict=True))))
+
+    transforms["eval"], model.forward = remember, forward
+    try:
+        with torch.no_grad():
+            yield asked
+    finally:
+        transforms["eval"] = transform
+        del model.forward
