@@ -48,14 +48,7 @@ def run(args: argparse.Namespace) -> int:
     head = [words, *([leads] if (project.root / ".schema").is_dir() else [])]
     require_writable("NAME", file.parent, hint="--config-dir FOLDER takes another folder of configs")
     text = as_experiment.write(wanted, project=project, head=head)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "x", encoding="utf-8") as handle:
-        handle.write(text)
-    try:
-        _require_the_same(wanted, args.name, project)
-    except BaseException:
-        file.unlink()
-        raise
+    as_experiment.put(text, file, wanted, name=args.name, project=project)
     print(f"wrote {os.path.relpath(file)}\nnext:\n  samewise train experiment={args.name}")
     return 0
 
@@ -92,15 +85,3 @@ def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
 
 def _one_line(where: str, label: str) -> str:
     return " ".join(f"{where} ({label})".split()) if label else where
-
-
-def _require_the_same(wanted: Composed, name: str, project: Project) -> None:
-    from samewise.runner.config.compose import compose
-    from samewise.runner.config.fingerprint import identity
-    from samewise.runner.config.tree import differences
-
-    made = compose([f"experiment={name}"], project=project)
-    if made.fingerprint != wanted.fingerprint:
-        found = differences(identity(wanted.cfg), identity(made.cfg))
-        hint = "a file can add and change values, not take any away; nothing was written"
-        raise ConfigError(*[Problem(path, "cannot be written as an experiment", before, f"the file would give {after}", hint) for path, before, after in found])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -11,8 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 
 from samewise.runner.config.compose import Composed, compose
+from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import plain
+from samewise.runner.config.tree import differences, plain
+from samewise.runner.errors import ConfigError, Problem
 
 LEFT_OUT = ("name", "run_root", "device", "tracking", "launcher", "sweeper")
 """Keys that say where a run was carried out and recorded, not what it was."""
@@ -39,6 +42,35 @@ def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
     said: dict[str, Any] = {"defaults": defaults} | _values(base.cfg, wanted.whole)
     text = yaml.dump(said, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120, Dumper=get_omega_conf_dumper())
     return "\n".join(["# @package _global_", *(f"# {line}" for line in head), text])
+
+
+def put(text: str, file: Path, wanted: Composed, *, name: str, project: Project) -> None:
+    """Make the file of what `write` gave, where there is none, if it composes to what was wanted; else leave none.
+
+    Args:
+        text: The file's.
+        file: `experiment/NAME.yaml` in a folder of configs of the project's.
+        wanted: What it is to compose to.
+        name: For `experiment=NAME`.
+        project: Whose it will be.
+
+    Raises:
+        ConfigError: it would be another experiment.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "x", encoding="utf-8") as handle:
+        handle.write(text)
+    try:
+        made = compose([f"experiment={name}"], project=project)
+        if made.fingerprint != wanted.fingerprint:
+            found = differences(identity(wanted.cfg), identity(made.cfg))
+            hint = "a file can add and change values, not take any away; nothing was written"
+            raise ConfigError(
+                *[Problem(path, "cannot be written as an experiment", before, f"the file would give {after}", hint) for path, before, after in found]
+            )
+    except BaseException:
+        file.unlink()
+        raise
 
 
 def _changed_choices(wanted: Composed, base: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:

@@ -1,0 +1,172 @@
+"""Find a batch size, a learning rate, or the settings of the loader, by trying."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samewise.runner.commands import add_overrides, compose_arguments, project_from
+from samewise.runner.commands.profile import folder_for, ready
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+if TYPE_CHECKING:
+    from samewise.runner.config.compose import Composed
+    from samewise.runner.training.run import Run
+
+WHAT = ("batch_size", "lr", "loader")
+STEPS = {"batch_size": 3, "lr": 100, "loader": 20}
+ONLY = {"low": "lr", "high": "lr", "largest": "batch_size", "memory": "batch_size", "workers": "loader"}
+"""Options of one finder."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `tune`."""
+    parser.add_argument("what", metavar="WHAT", help="batch_size, lr or loader")
+    add_overrides(parser)
+    parser.add_argument("--steps", type=int, metavar="N", help="batch_size, loader: steps measured of each setting (3, 20); lr: steps of the test (100)")
+    parser.add_argument("--low", type=float, metavar="LR", help="lr: where to begin (default: 1e-6)")
+    parser.add_argument("--high", type=float, metavar="LR", help="lr: where to end, if the loss has not diverged before (default: 10)")
+    parser.add_argument("--largest", action="store_true", help="batch_size: go on until memory ends, also where larger batches are no faster (always on CUDA)")
+    parser.add_argument("--memory", type=float, metavar="GB", help="batch_size: the most memory to take (default: on CUDA all, else 0.8 of what is free)")
+    parser.add_argument("--workers", type=int, metavar="N", help="loader: the most workers to try (default: as many as cores)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write an experiment with what was found: a new file FOLDER/experiment/NAME.yaml")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write curve and figures (default: profiles/NAME/FINGERPRINT; -2, -3, ...)")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.epilog = """\
+batch_size   doubles the batch until a sample gets no faster or memory ends, and suggests the smallest batch that is as fast per sample as the fastest.
+             With --largest it also finds the largest that fits, to an eighth. On the CPU it takes no more than 0.8 of the free memory, and does not try what
+             would take more by the growth so far. A batch size is part of the experiment: other bits, and often another learning rate.
+lr           the range test (Smith 2017): the learning rate rises at every step from --low to --high, and training stops when the loss diverges. Suggests
+             where the smoothed loss falls fastest, at most a third of the rate of the lowest loss, and draws the curve (lr.png).
+loader       measures steps with 0, 1, 2, 4, ... workers, more prefetched, and on CUDA pinned memory or not. Suggests the fewest workers among the fastest.
+             The loader's settings never change a result.
+
+Nothing is trained: the steps are taken in a temporary folder, from the experiment's first weights each time. No run is made, none that is there is touched.
+
+examples:
+  samewise tune lr experiment=resnet18_digits
+  samewise tune batch_size experiment=resnet18_digits --largest --memory 4
+  samewise tune loader experiment=resnet_cifar10 --workers 8 --json
+  samewise tune lr experiment=resnet18_digits --write configs/experiment/tuned.yaml"""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Try, print, write."""
+    _require_sound(args)
+    composed = ready(args)
+
+    from samewise.runner.processes.this_process import is_rank
+    from samewise.runner.training.launch import processes
+
+    alone = args.what == "lr"  # its losses are those of one process, however many share the work
+    if not alone and (is_rank() or processes(composed) > 1):
+        hint = "strategy=single replicas=1; batch_size is then that of each process"
+        raise ConfigError(Problem("strategy", f"`tune {args.what}` measures what one process does", composed.cfg.strategy.get("nproc"), hint=hint))
+    from samewise.runner.measuring.profile import rehearsed
+
+    out = folder_for(args.out, composed)
+    with rehearsed(composed, alone=alone) as run:
+        found, settings = _FINDERS[args.what](args, run, out)
+    (out / f"{args.what}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    from samewise.runner.measuring.trying import as_overrides
+
+    found = {"what": args.what, "settings": settings, **found, "folder": str(out)}
+    if args.write:
+        _write(args, as_overrides(settings))
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    print(f"suggested: {' '.join(as_overrides(settings))}\n  {found['reason']}")
+    if args.what != "loader":
+        print("  another experiment than before, with bits of its own" + ("; a larger batch often wants a higher optimizer.lr" * (args.what == "batch_size")))
+    print(f"written to {out}" + (f"\nexperiment written to {args.write}: {_used(args.write)}" if args.write else ""))
+    return 0
+
+
+def _require_sound(args: argparse.Namespace) -> None:
+    """Raise what is wrong with the options, before anything is composed."""
+    if args.what not in WHAT:
+        raise ConfigError(Problem("WHAT", "cannot be tuned", args.what, ", ".join(WHAT), nearest(args.what, WHAT)))
+    for name, only in ONLY.items():
+        if getattr(args, name) not in (None, False) and args.what != only:
+            raise ConfigError(Problem(f"--{name}", f"is for `tune {only}`", getattr(args, name)))
+    args.steps = STEPS[args.what] if args.steps is None else args.steps
+    least = 20 if args.what == "lr" else 1
+    if args.steps < least:
+        raise ConfigError(Problem("--steps", f"must be at least {least}", args.steps))
+    args.low, args.high = (1e-6 if args.low is None else args.low), (10.0 if args.high is None else args.high)
+    if not 0 < args.low < args.high < float("inf"):
+        raise ConfigError(Problem("--low, --high", "are not a range of learning rates", [args.low, args.high], "0 < low < high"))
+    if args.memory is not None and not args.memory > 0:
+        raise ConfigError(Problem("--memory", "must be greater than 0", args.memory, "gigabytes"))
+    if args.workers is not None:
+        from samewise.runner.config.check.machine import require_few
+
+        require_few("--workers", args.workers)
+        if args.workers < 0:
+            raise ConfigError(Problem("--workers", "must be at least 0", args.workers))
+    if args.write and (args.write.suffix != ".yaml" or args.write.absolute().parent.name != "experiment"):
+        raise ConfigError(Problem("--write", "is not the file of an experiment", str(args.write), "FOLDER/experiment/NAME.yaml"))
+    if args.write and args.write.exists():
+        raise ConfigError(Problem("--write", "is there already", str(args.write), hint="nothing is overwritten: take another name"))
+
+
+def _batch_size(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from samewise.runner.measuring import batch_size
+
+    def tell(one: batch_size.Size) -> None:
+        told = f"{one.ms:>10.4g} ms {one.per_sample:>9.4g} ms a sample" if one.ms is not None else f"  does not fit: {one.why}"
+        print(f"  batch_size {one.batch_size:>6} {told}", file=sys.stderr)
+
+    largest = args.largest or run.strategy.device.type == "cuda"
+    tried = batch_size.find(run, steps=args.steps, largest=largest, memory=round(args.memory * 1e9) if args.memory else None, tell=tell)
+    found = batch_size.suggest(tried)
+    return found, {"batch_size": found["batch_size"]}
+
+
+def _lr(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from samewise.runner.measuring import learning_rate
+
+    curve = learning_rate.range_test(run, low=args.low, high=args.high, steps=args.steps)
+    found = learning_rate.suggest(curve)
+    learning_rate.draw(curve, found, f"{run.composed.name}: learning rate range test", out / "lr.png")
+    first = run.phases[0].spec.name
+    key = "optimizer.lr" if "lr" in run.config.optimizer else f"optimizer.{first}.lr"
+    return {**found, "curve": [[rate, loss if loss < float("inf") else None] for rate, loss in curve]}, {key: found["lr"]}
+
+
+def _loader(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from samewise.runner.measuring import loader
+
+    cuda = run.strategy.device.type == "cuda"
+
+    def tell(one: loader.Loading) -> None:
+        pin = f" pin_memory={str(one.pin_memory).lower()}" if cuda else ""
+        print(f"  num_workers={one.num_workers} prefetch_factor={one.prefetch_factor}{pin} {one.ms:>10.4g} ms a step", file=sys.stderr)
+
+    found = loader.suggest(loader.find(run, steps=args.steps, most=args.workers, tell=tell), cuda=cuda)
+    settings = {f"loader.{name}": found[name] for name in ("num_workers", "prefetch_factor", "pin_memory") if cuda or name != "pin_memory"}
+    return found, settings
+
+
+_FINDERS = {"batch_size": _batch_size, "lr": _lr, "loader": _loader}
+
+
+def _write(args: argparse.Namespace, found: list[str]) -> None:
+    """An experiment that is the arguments' with what was found."""
+    from samewise.runner.config import as_experiment
+
+    wanted: Composed = compose_arguments(argparse.Namespace(**{**vars(args), "overrides": [*args.overrides, *found]}))
+    project = project_from(args)
+    text = as_experiment.write(wanted, project=project, head=[f"By `samewise tune {args.what}`: {' '.join(found)}"])
+    place = args.write.resolve().parent.parent
+    as_experiment.put(text, args.write, wanted, name=args.write.stem, project=replace(project, configs=tuple(dict.fromkeys((*project.configs, place)))))
+
+
+def _used(file: Path) -> str:
+    return f"samewise train experiment={file.stem} --config-dir {os.path.relpath(file.absolute().parent.parent)}"

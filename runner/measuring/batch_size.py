@@ -1,0 +1,177 @@
+"""Which batch size fits into memory, and which is fastest per sample."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from samewise.runner.errors import Problem, TrainingError, memory_asked_for
+from samewise.runner.measuring.trying import SetRate, Trial, require_one_process
+from samewise.runner.training.memory import in_words
+from samewise.runner.training.run import Run
+
+_SHARE = 0.8
+"""Of the memory that is free, how much a step may take on the CPU, where more than there is ends the process without a word."""
+_NEAR = 0.03
+"""Within this of the fastest is as fast."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A batch size that was tried.
+
+    Args:
+        batch_size: Samples of a step.
+        ms: Milliseconds of a step; None: it did not fit.
+        bytes: The most memory that the process had taken by then, on CUDA of the device.
+        why: Why it did not fit.
+    """
+
+    batch_size: int
+    ms: float | None = None
+    bytes: int = 0
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether a step of it could be taken."""
+        return self.ms is not None
+
+    @property
+    def per_sample(self) -> float:
+        """Milliseconds of a sample."""
+        assert self.ms is not None
+        return self.ms / self.batch_size
+
+
+def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Callable[[Size], None]) -> list[Size]:
+    """Try doubled batch sizes until one does not fit, or the larger ones are no faster; with `largest` until none fits, and then between the last two.
+
+    The learning rate is 0: weights stay as they are, whatever the size.
+
+    Args:
+        run: Of one process.
+        steps: How many are measured of each size.
+        largest: Go on until memory ends.
+        memory: The most bytes that may be taken; None: on CUDA all, else 0.8 of what is free.
+        tell: Is told each size as it has been tried.
+
+    Returns:
+        All that were tried, by size.
+    """
+    require_one_process(run)
+    trial, unit = Trial(run), run.micro_batches
+    most = run.plan.samples
+    bound = memory if memory is not None or run.strategy.device.type == "cuda" else taken() + round(_SHARE * free_memory())
+    tried = dict[int, Size]()
+
+    def attempt(size: int) -> Size:
+        one = _refused(size, tried, bound) or _tried(run, trial, size, steps)
+        if bound is not None and one.bytes > bound:
+            one = Size(size, None, one.bytes, f"took {in_words(one.bytes)}, more than the bound of {in_words(bound)}")
+        tried[size] = one
+        tell(one)
+        return one
+
+    size = min(unit * max(1, 8 // unit), most // unit * unit)
+    while size and attempt(size).fits and 2 * size <= most and (largest or not _stalls(list(tried.values()))):
+        size *= 2
+    fit = max((one.batch_size for one in tried.values() if one.fits), default=0)
+    failed = min((one.batch_size for one in tried.values() if not one.fits), default=0)
+    while failed and failed - fit > max(unit, fit // 8):
+        middle = (fit + failed) // 2 // unit * unit
+        if middle in (fit, failed):
+            break
+        fit, failed = (middle, failed) if attempt(middle).fits else (fit, middle)
+    return [tried[size] for size in sorted(tried)]
+
+
+def suggest(tried: list[Size]) -> dict[str, Any]:
+    """What sizes that were tried say.
+
+    Returns:
+        `batch_size`, the smallest that is as fast per sample as the fastest; `reason`; `fastest`; `largest`, the largest that fits; `samples_per_s`;
+        `is_largest`, whether a larger one was found not to fit; `tried`.
+
+    Raises:
+        TrainingError: none fits.
+    """
+    fits = [one for one in tried if one.fits]
+    if not fits:
+        raise TrainingError(Problem("tune batch_size", f"no batch fits: {tried[0].why if tried else 'there are too few samples'}", hint="a smaller model"))
+    fastest = min(fits, key=lambda one: one.per_sample)
+    chosen = next(one for one in fits if one.per_sample <= (1 + _NEAR) * fastest.per_sample)
+    refused = next((one for one in tried if not one.fits), None)
+    reason = f"{chosen.per_sample:.3g} ms a sample, the least there is within {_NEAR:.0%}, and larger batches make fewer steps of the same samples"
+    reason += f"; the largest that fits is {fits[-1].batch_size}: {refused.batch_size} {refused.why}" if refused else ""
+    return {
+        "batch_size": chosen.batch_size,
+        "reason": reason,
+        "fastest": fastest.batch_size,
+        "largest": fits[-1].batch_size,
+        "is_largest": refused is not None,
+        "samples_per_s": 1000 / chosen.per_sample,
+        "tried": [asdict(one) for one in tried],
+    }
+
+
+def _stalls(tried: list[Size]) -> bool:
+    """Whether the last two doublings have made a sample no faster."""
+    best = [min(one.per_sample for one in tried[:end]) for end in range(1, len(tried) + 1)]
+    return len(best) > 3 and best[-1] > (1 - _NEAR) * best[-3]
+
+
+def _tried(run: Run, trial: Trial, size: int, steps: int) -> Size:
+    cuda = run.strategy.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        still = SetRate(run.schedule, run, lambda step: 0.0)
+        took = [seconds for _, seconds in trial.steps(1 + steps, plan=replace(run.plan, batch_size=size), batch_size=size, schedule=still)]
+    except (RuntimeError, MemoryError) as error:
+        asked = memory_asked_for(error)
+        if not asked:
+            raise
+        traceback.clear_frames(error.__traceback__)
+        return Size(size, None, taken(), asked)
+    finally:
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+    return Size(size, 1000 * median(took[1:]), torch.cuda.max_memory_allocated() if cuda else taken())
+
+
+def _refused(size: int, tried: dict[int, Size], bound: int | None) -> Size | None:
+    """A size that would take more than the bound, as far as memory has grown with the samples so far: it is not tried."""
+    fits = sorted((one for one in tried.values() if one.fits), key=lambda one: one.batch_size)
+    if bound is None or len(fits) < 2 or size < fits[-1].batch_size:
+        return None
+    last, before = fits[-1], fits[-2]
+    expected = last.bytes + (last.bytes - before.bytes) * (size - last.batch_size) // (last.batch_size - before.batch_size)
+    if expected <= bound:
+        return None
+    return Size(size, None, expected, f"would take {in_words(expected)}, more than the bound of {in_words(bound)}")
+
+
+def taken() -> int:
+    """The most bytes of memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def free_memory() -> int:
+    """The bytes that programs can still have, of the machine or of this process's control group."""
+    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(told["MemAvailable"].split()[0]) * 1024
+    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        files = Path("/sys/fs/cgroup") / limit, Path("/sys/fs/cgroup") / used
+        if all(file.is_file() for file in files) and (text := files[0].read_text().strip()).isdecimal():
+            free = min(free, int(text) - int(files[1].read_text()))
+    return max(free, 0)

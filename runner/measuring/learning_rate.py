@@ -1,0 +1,105 @@
+"""The learning rate range test (Smith 2017, arXiv 1506.01186, section 3.3): the rate rises at every step, and the loss tells where it is of use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from samewise.runner.errors import ConfigError, Problem, TrainingError
+from samewise.runner.measuring.trying import SetRate, Trial
+from samewise.runner.training.run import Run
+
+_DIVERGED = 4.0
+"""A loss so many times the lowest ends the test."""
+_MARGIN = 3.0
+"""The suggestion is at most the rate of the lowest loss divided by this."""
+
+
+def range_test(run: Run, *, low: float, high: float, steps: int) -> list[tuple[float, float]]:
+    """Train from the start while the learning rate rises from `low` to `high`, by the same factor at each step, until the loss diverges.
+
+    Returns:
+        The learning rate of the optimizer's first group and the loss, for each step.
+
+    Raises:
+        ConfigError: the experiment has several optimizers, whose losses do not tell.
+    """
+    if len(run.phases) > 1:
+        names = ", ".join(phase.spec.name for phase in run.phases)
+        raise ConfigError(Problem("optimizer", f"the range test is for experiments with one optimizer, and this one has several ({names})"))
+    base = float(run.phases[0].optimizer.param_groups[0]["initial_lr"])
+    if not base > 0:
+        raise ConfigError(Problem("optimizer.lr", "must be greater than 0, so that parameter groups keep their proportions", base))
+    rates = [low * (high / low) ** (step / (steps - 1)) for step in range(steps)]
+    curve, best = list[tuple[float, float]](), math.inf
+    schedule = SetRate(run.schedule, run, lambda step: rates[step] / base)
+    try:
+        for (outcome, _), rate in zip(Trial(run).steps(steps, schedule=schedule), rates, strict=True):
+            curve.append((rate, outcome.losses.get("loss", sum(outcome.losses.values()))))
+            recent = median(loss for _, loss in curve[-3:])
+            best = min(best, recent)
+            if len(curve) > 5 and recent > _DIVERGED * best:
+                break
+    except TrainingError:  # the loss is not finite
+        curve.append((rates[len(curve)], math.inf))
+    return curve
+
+
+def suggest(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """What a range test says.
+
+    Returns:
+        `lr`, the suggestion; `reason`; `steepest`, the rate at which the smoothed loss falls fastest per factor of the rate; `lowest`, that of the lowest
+        smoothed loss, beyond which training is worse; `diverges`, where the smoothed loss was twice that or the loss not finite, or None.
+
+    Raises:
+        TrainingError: the loss did not fall.
+    """
+    finite = [(rate, loss) for rate, loss in curve if math.isfinite(loss)]
+    smoothed = smooth([loss for _, loss in finite])
+    lowest = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
+    falls = [(smoothed[at - 1] - smoothed[at + 1]) / math.log(finite[at + 1][0] / finite[at - 1][0]) for at in range(1, lowest)]
+    if not falls or max(falls) <= 0:
+        message = "the loss did not fall at any learning rate"
+        raise TrainingError(Problem("tune lr", message, hint="a lower --low, a higher --high, more --steps; or the model does not learn from these data"))
+    steepest = 1 + max(range(len(falls)), key=falls.__getitem__)
+    beyond = [rate for (rate, _), loss in zip(finite[lowest:], smoothed[lowest:], strict=True) if loss > 2 * smoothed[lowest]]
+    diverges = beyond[0] if beyond else curve[-1][0] if len(finite) < len(curve) else None
+    at, best = finite[steepest][0], finite[lowest][0]
+    reason = f"the loss falls fastest at {at:.2g} and is lowest at {best:.2g}"
+    reason += f"; at {diverges:.2g} training diverges" if diverges else "; it did not diverge up to there" if lowest == len(finite) - 1 else ""
+    if at > best / _MARGIN:
+        reason += f"; a third of {best:.2g} leaves a margin"
+    return {"lr": float(f"{min(at, best / _MARGIN):.2g}"), "reason": reason, "steepest": at, "lowest": best, "diverges": diverges}
+
+
+def smooth(losses: Sequence[float]) -> list[float]:
+    """The mean of each and its neighbours, as many on either side as there are: a mean over the past would lag behind the rate."""
+    reach = max(1, len(losses) // 40)
+    windows = [losses[max(0, at - min(reach, len(losses) - 1 - at)) : at + min(reach, at) + 1] for at in range(len(losses))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def draw(curve: Sequence[tuple[float, float]], found: dict[str, Any], title: str, file: Path) -> None:
+    """The curve as a PNG."""
+    from matplotlib.figure import Figure
+
+    finite = [(rate, loss) for rate, loss in curve if math.isfinite(loss)]
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.scatter(*zip(*finite, strict=True), s=8, color="#c8c8c8", label="loss of each step")
+    smoothed = smooth([loss for _, loss in finite])
+    axes.plot([rate for rate, _ in finite], smoothed, color="#1f77b4", label="smoothed")
+    axes.axvline(found["lr"], color="#2ca02c", label=f"suggested: {found['lr']:g}")
+    axes.axvline(found["lowest"], color="#ff7f0e", linestyle=":", label=f"lowest loss: {found['lowest']:.2g}")
+    axes.set_xscale("log")
+    low, top = min(smoothed), max(smoothed[: max(1, len(smoothed) // 2)])
+    axes.set_ylim(low - 0.1 * (top - low), top + 0.5 * (top - low) or None)
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("training loss")
+    axes.set_title(title.replace("$", r"\$"), fontsize=9)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(file, format="png", dpi=110)

@@ -1,0 +1,98 @@
+"""What the finders share: a run with some of it replaced, a few steps of it, and how long they took."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from samewise.runner.data import streams
+from samewise.runner.data.loading import MicroBatch
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Outcome
+from samewise.runner.records.checkpoint_writer import copy_to_cpu
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.progress import Progress
+from samewise.runner.training.run import Run
+from samewise.runner.training.state import restore, state_of
+
+
+class SetRate:
+    """A run's schedule whose learning rate is another: that of each parameter group in the same proportion.
+
+    Args:
+        inner: The run's own, which sets what else it sets as before the first step.
+        run: Its optimizers.
+        factor: By step, what each group's learning rate from the config is multiplied by.
+    """
+
+    def __init__(self, inner: Any, run: Run, factor: Callable[[int], float]) -> None:
+        self._inner, self._run, self._factor = inner, run, factor
+
+    def before_step(self, step: int) -> None:
+        """Set the options of the step."""
+        self._inner.before_step(0)
+        for phase in self._run.phases:
+            for group in phase.optimizer.param_groups:
+                rate = float(group["initial_lr"]) * self._factor(step)
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Trial:
+    """A run from which steps are taken again and again, each time from its beginning."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._state = copy_to_cpu(state_of(run))
+
+    def steps(self, count: int, **others: Any) -> Iterator[tuple[Outcome, float]]:
+        """Take steps, and give what each came to and the seconds that it took, with the waiting for its batch.
+
+        Args:
+            count: How many.
+            others: What of the run's parts is replaced.
+        """
+        restore(self._run, copy_to_cpu(self._state))
+        run = replace(self._run, total_steps=count, progress=Progress(), **others)
+        with streams.preserve_generators():
+            batches: Iterator[list[MicroBatch]] | None = training_batches(run)
+            try:
+                for _ in range(count):
+                    began = time.perf_counter()
+                    outcome = train_step(run, next(batches))
+                    run.recorder.trace.record(outcome.step, batch=outcome.batch, inputs=outcome.inputs, loss=sum(outcome.losses.values()))
+                    if run.strategy.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    yield outcome, time.perf_counter() - began
+            finally:
+                batches = None  # and with them their workers
+                self._run.clear_gradients()
+                gc.collect()
+
+
+def require_one_process(run: Run) -> None:
+    """Refuse a run of several processes.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if run.strategy.peers.size > 1:
+        raise ConfigError(
+            Problem("strategy", "what is tuned here is what one process does", hint="strategy=single replicas=1; batch_size is then that of each")
+        )
+
+
+def as_overrides(found: Mapping[str, Any]) -> list[str]:
+    """Settings as they are written on the command line."""
+    return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in found.items()]

@@ -1,0 +1,241 @@
+"""`samewise tune` finds what is known beforehand, and leaves no run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.commands import tune
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError, TrainingError
+from samewise.runner.measuring import batch_size, learning_rate, loader
+
+LAB = """
+import time
+import torch
+from torch import nn
+from samewise.runner.interfaces import Loss, Recipe, Scores
+
+class Points(torch.utils.data.Dataset):
+    def __init__(self, *, slow=0.0):
+        self.slow = slow
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        time.sleep(self.slow)
+        return {"at": torch.tensor(float(index))}
+
+class Bowl(nn.Module):
+    # L/2 w^2, whose gradient descent is stable below a learning rate of 2/L
+    def __init__(self, *, curvature):
+        super().__init__()
+        self.curvature, self.weights = curvature, nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self):
+        return 0.5 * self.curvature * (self.weights**2).sum()
+
+class Hungry(nn.Module):
+    # so much for each sample, held for the backward pass; or an allocation that no machine grants, from a batch size on
+    def __init__(self, *, bytes_each=0, refuses_from=1000):
+        super().__init__()
+        self.weights, self.bytes_each, self.refuses_from = nn.Parameter(torch.ones(1)), bytes_each, refuses_from
+
+    def forward(self, at):
+        if len(at) >= self.refuses_from:
+            torch.empty(2**50)
+        wide = at[:, None].expand(-1, max(1, self.bytes_each // 4)) + 0.0
+        return (wide * self.weights).mean()
+
+class Down(Recipe):
+    def loss(self, model, batch, phase):
+        value = model() if isinstance(model, Bowl) else model(batch["at"])
+        return Loss(value * len(batch["at"]), len(batch["at"]))
+
+    def measure(self, model, batch):
+        return len(batch["at"])
+
+    def scores(self, dataset):
+        return Counted()
+
+class Counted(Scores):
+    def add(self, measured):
+        pass
+
+    def compute(self):
+        return {"loss": 0.0}
+"""
+SMALL = [
+    *("transforms=none", "tracking=none", "evaluate.pictures=false", "callbacks=none", "name=tuned", "trace.every_steps=0", "max_epochs=1", "batch_size=8"),
+    *("~recipe", "+recipe={_target_: lab_of_tuning.Down}", "~model", "+model={_target_: lab_of_tuning.Bowl, curvature: 8}"),
+    *("~dataset", "+dataset={train: {_target_: lab_of_tuning.Points}, valid: {_target_: lab_of_tuning.Points}}"),
+    *("optimizer.momentum=0", "optimizer.lr=0.5"),
+]
+HUNGRY = [*SMALL, "~model.curvature", "model._target_=lab_of_tuning.Hungry"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the classes above; commands are given in it."""
+    (tmp_path / "lab_of_tuning.py").write_text(LAB)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_of_tuning"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_the_range_test_finds_the_edge_of_stability_of_a_bowl(here: Path, samewise: Callable[..., Any]) -> None:
+    edge = 2 / 8
+    done = samewise("tune", "lr", *SMALL, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert edge / 1.3 <= found["lowest"] <= edge * 1.3
+    assert edge < found["diverges"] < 3 * edge
+    assert edge / 100 < found["settings"]["optimizer.lr"] < edge / 2, "training at it is stable, and gets somewhere"
+    loss, weight = list[float](), 2.0
+    for rate, _ in found["curve"]:  # the same by hand
+        loss.append(3 * 0.5 * 8 * weight**2)
+        weight -= rate * 3 * 8 * weight / 3
+    known = [(one, other) for one, (_, other) in zip(loss, found["curve"], strict=True) if other is not None and one > 1e-30]
+    assert all(one == pytest.approx(other, rel=1e-3) for one, other in known)
+    assert (Path(found["folder"]) / "lr.png").read_bytes().startswith(b"\x89PNG")
+    assert not (here / "runs").exists()
+
+
+def test_what_was_found_is_written_as_an_experiment(here: Path, samewise: Callable[..., Any]) -> None:
+    wanted = ["experiment=resnet18_digits", "seed=1"]
+    args = argparse.Namespace(what="lr", overrides=wanted, package=[], config_dir=[], write=Path("configs/experiment/found.yaml"))
+    tune._write(args, ["optimizer.lr=0.02"])
+    written = compose(["experiment=found"], project=Project(here, (), (here / "configs",)))
+    assert written.fingerprint == compose([*wanted, "optimizer.lr=0.02"], project=Project(here)).fingerprint
+    assert tune._used(args.write) == "samewise train experiment=found --config-dir configs"
+    args.overrides, args.write = ["~clip_norm"], Path("configs/experiment/other.yaml")
+    with pytest.raises(ConfigError):
+        tune._write(args, ["optimizer.lr=0.02"])
+    assert not args.write.exists()
+    done = samewise("tune", "lr", *SMALL, "--write", "configs/experiment/found.yaml")
+    assert done.returncode == 2
+    assert "--write: is there already" in done.stderr
+
+
+def test_the_suggestion_is_where_the_smoothed_loss_falls_fastest() -> None:
+    rates = [10 ** (-5 + step / 20) for step in range(100)]
+    chance = random.Random(0)
+    fall = [1 - 1 / (1 + math.exp(-6 * (math.log10(rate) + 3))) for rate in rates]  # steepest at 1e-3
+    rise = [max(0.0, 4 * (math.log10(rate) + 1.2)) for rate in rates]  # from 0.06 on
+    noisy = [(rate, 1 + down + up + chance.gauss(0, 0.01)) for rate, down, up in zip(rates, fall, rise, strict=True)]
+    found = learning_rate.suggest(noisy)
+    assert 5e-4 < found["lr"] < 2e-3
+    assert found["lowest"] < 0.1 < found["diverges"] < 0.3
+    with pytest.raises(TrainingError, match="did not fall"):
+        learning_rate.suggest([(rate, 1.0 + rate) for rate in rates])
+
+
+def test_the_largest_batch_that_is_not_refused_is_found(here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("tune", "batch_size", *HUNGRY, "+model.refuses_from=47", "--steps", 1, "--largest", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["is_largest"]
+    assert 40 <= found["largest"] <= 46, "to an eighth"
+    assert all((one["ms"] is not None) == (one["batch_size"] < 47) for one in found["tried"])
+    assert found["settings"]["batch_size"] <= found["largest"]
+    assert "asks for 4.5e+06 GB of memory at once" in found["reason"]
+    assert not (here / "runs").exists()
+
+
+def test_a_batch_that_would_exceed_the_bound_is_not_tried() -> None:
+    tried = {size: batch_size.Size(size, 1.0, 1000 + 10 * size) for size in (8, 16)}
+    refuse = batch_size._refused
+    assert refuse(32, tried, 1320) is None
+    refused = refuse(32, tried, 1319)
+    assert refused is not None
+    assert (refused.fits, refused.bytes) == (False, 1320)
+    assert refuse(32, tried, None) is None
+
+
+def test_of_batch_sizes_as_fast_the_smallest_is_suggested() -> None:
+    sizes = [batch_size.Size(8, 8.0), batch_size.Size(16, 8.0), batch_size.Size(32, 15.9), batch_size.Size(64, 33.0), batch_size.Size(128, why="no")]
+    found = batch_size.suggest(sizes)
+    assert (found["batch_size"], found["fastest"], found["largest"], found["is_largest"]) == (16, 32, 64, True)
+    assert found["samples_per_s"] == pytest.approx(2000)
+    with pytest.raises(TrainingError, match="no batch fits"):
+        batch_size.suggest([batch_size.Size(8, why="no")])
+
+
+def test_of_loader_settings_as_fast_the_fewest_workers_are_suggested() -> None:
+    measured = [(0, 2, 9.0), (1, 2, 5.05), (2, 2, 5.0), (4, 2, 7.0), (2, 4, 4.95)]
+    found = loader.suggest([loader.Loading(workers, prefetch, False, ms) for workers, prefetch, ms in measured], cuda=False)
+    assert (found["num_workers"], found["prefetch_factor"], found["ms"]) == (1, 2, 5.05)
+    assert found["reason"] == "a step takes 5.05 ms with 1 worker, and 9 ms without; loader.pin_memory has no effect on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["rl"], "WHAT: cannot be tuned; hint: one of: batch_size, loader, lr"),
+        (["lr", "--largest"], "--largest: is for `tune batch_size`"),
+        (["lr", "--low", "1", "--high", "0.1"], "--low, --high: are not a range of learning rates"),
+        (["lr", "--steps", "3"], "--steps: must be at least 20"),
+        (["batch_size", "--memory", "0"], "--memory: must be greater than 0"),
+        (["loader", "--write", "found.yaml"], "--write: is not the file of an experiment"),
+        (["lr", "optimizer.lrr=1"], "did you mean 'optimizer.lr'"),
+        (["loader", "strategy=elastic", "strategy.nproc=2", "replicas=2"], "strategy: `tune loader` measures what one process does"),
+    ],
+)
+def test_what_is_wrong_is_said(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("tune", *given, *SMALL)
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert not (here / "profiles").exists()
+
+
+@pytest.mark.slow
+def test_workers_are_suggested_for_a_slow_data_set(here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("tune", "loader", *HUNGRY, "+dataset.train.slow=0.02", "--steps", 2, "--workers", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["settings"]["loader.num_workers"] == 2, "each sleeps for itself"
+    assert "loader.pin_memory" not in found["settings"]
+    assert [(one["num_workers"], one["prefetch_factor"]) for one in found["tried"]] == [(0, 2), (1, 2), (2, 2), (2, 4)]
+
+
+LIMITED = """
+import resource, sys
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.measuring import batch_size
+from samewise.runner.measuring.profile import rehearsed
+from pathlib import Path
+
+with rehearsed(compose(sys.argv[1:], project=Project(Path.cwd(), ("lab_of_tuning",)))) as run:
+    list(batch_size.Trial(run).steps(2))
+    has = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:"))) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (has + 400 * 2**20,) * 2)
+    tried = batch_size.find(run, steps=1, largest=True, memory=None, tell=lambda one: None)
+    found = batch_size.suggest(tried)
+print(found["largest"], found["is_largest"])
+"""
+
+
+@pytest.mark.slow
+def test_the_largest_batch_under_a_limit_of_memory_is_found(here: Path) -> None:
+    each = 8 * 2**20  # and as much again for its product with the weights, and for the gradients of both
+    command = [sys.executable, "-c", LIMITED, *HUNGRY, f"+model.bytes_each={each}"]
+    variables = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{here}"}
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False, env=variables)
+    assert done.returncode == 0, done.stderr
+    largest, is_largest = done.stdout.split()
+    assert is_largest == "True"
+    assert 400 // 8 // 5 <= int(largest) <= 400 // 8 // 2, "between five and two times its samples' memory"
