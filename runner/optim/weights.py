@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from samewise.runner.errors import ConfigError, Problem, close, first_line, nearest
 from samewise.runner.optim.published import SOURCES, is_published, load_published
 from samewise.runner.records import checkpoint, hugging_face, shards
+from samewise.runner.records.files import read_json
 from samewise.runner.records.tensor_file import read_tensors
 
 PATH: Final = "initialise.weights"
@@ -80,6 +81,7 @@ def load_weights(
     else:
         paths = _located(file)
         digest = _verified(paths, sha256)
+        _require_same_model(model, paths[0].parent)
         state = {name: tensor for path in paths for name, tensor in _unwrapped(_read(path)).items()}
     target = _target(model, into)
     held = target.state_dict()
@@ -121,6 +123,13 @@ def _verified(paths: Sequence[Path], expected: str | None) -> str:
         where = paths[0] if len(paths) == 1 else paths[0].parent
         raise ConfigError(Problem("initialise.sha256", f"does not match {where}", expected, digest, "the file is a different one, or was cut short"))
     return digest
+
+
+def _require_same_model(model: nn.Module, folder: Path) -> None:
+    """Ask a model that has a method `checkpoint_problems` what is wrong with the config.json beside the weights, by which Hugging Face builds its own."""
+    ask = getattr(model, "checkpoint_problems", None)
+    if ask is not None and (problems := ask(read_json(folder / "config.json", {str: object}) or {})):
+        raise ConfigError(*problems)
 
 
 def _read(path: Path) -> Any:

@@ -113,7 +113,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             data=_data(composed, splits),
             optimizers=describe(optimizers),
             used=[*targets(composed.whole), *code.declined],
-            libraries=code.libraries,
+            libraries={*code.libraries, *_libraries(model, project.packages)},
         ),
         folder=folder,
         fingerprint=composed.fingerprint,
@@ -286,6 +286,12 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)
     return model.to(device)
+
+
+def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:
+    """The packages that the model's layers are from, beside torch's, samewise's and the user's own: timm, transformers."""
+    found = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    return found - {"torch", "torchvision", "torchaudio", "samewise", "__main__", *(name.partition(".")[0] for name in packages)}
 
 
 def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer], strategy: Strategy, later: Sequence[Waiting]) -> list[TrainingPhase]:

@@ -1,0 +1,79 @@
+"""The image models of timm (`pip install 'samewise[timm]'`), by their names there, without timm's own loading of weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+_OF_WEIGHTS = re.compile("pretrained|checkpoint|cache_dir|hub|url")
+_OTHER = frozenset({"features_only", "feature_cfg", "out_indices", "scriptable", "exportable", "no_jit"})
+
+
+def timm_model(
+    name: str,
+    *,
+    num_classes: int,
+    in_chans: int = 3,
+    image_size: int | None = None,
+    drop_rate: float = 0.0,
+    drop_path_rate: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """A model of timm's (github.com/huggingface/pytorch-image-models) for images float32[B, in_chans, H, W], giving logits float32[B, num_classes].
+
+    Nothing is read or downloaded, whatever the environment says: weights are `initialise.weights`. Attention is torch's fused one, also where the variable
+    TIMM_FUSED_ATTN says another, since that changes bits.
+
+    Args:
+        name: Of `timm.list_models()`: "resnet18", "vit_base_patch16_224", ....
+        num_classes: Outputs.
+        in_chans: Of the images.
+        image_size: Of the images, in pixels; only for models that are made for one size, such as ViTs.
+        drop_rate: Dropout before the last layer.
+        drop_path_rate: Stochastic depth; None: the model's own.
+        settings: More arguments that the model takes, such as global_pool.
+
+    Raises:
+        ConfigError: timm is not installed, it has no such model, or an argument would have it load something.
+    """
+    try:
+        import timm
+        from timm.layers import set_fused_attn
+    except ImportError:
+        raise ConfigError(Problem("", "needs the package timm, which is not installed", name, hint="pip install 'samewise[timm]'")) from None
+    base, _, tag = name.partition(".")
+    if not timm.is_model(base):
+        raise ConfigError(Problem("name", "timm has no such model", name, hint=nearest(base, timm.list_models())))
+    if tag:
+        hint = f"model.name={base} initialise.weights=hf:timm/{name}"
+        raise ConfigError(Problem("name", "names weights as well, which a model's name does not choose", name, f"the name of a model, such as {base}", hint))
+    given = dict(settings or {})
+    if wrong := next((key for key in given if _OF_WEIGHTS.search(key) or key in _OTHER), None):
+        hint = "weights are given by initialise.weights" if _OF_WEIGHTS.search(wrong) else ""
+        raise ConfigError(Problem(f"settings.{wrong}", "is not an argument that a config may set", given[wrong], hint=hint))
+    if image_size is not None and timm.get_pretrained_cfg_value(base, "fixed_input_size"):
+        given.setdefault("img_size", image_size)
+    if drop_path_rate is not None:
+        given["drop_path_rate"] = drop_path_rate
+    set_fused_attn(enable=True)
+    try:
+        model = timm.create_model(base, pretrained=False, num_classes=num_classes, in_chans=in_chans, drop_rate=drop_rate, **given)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in given:
+            raise
+        raise ConfigError(Problem(f"settings.{unknown[1]}", f"is not an argument of {base}", given[unknown[1]], hint="remove it")) from error
+    model.checkpoint_problems = partial(_checkpoint_problems, base)
+    return model
+
+
+def _checkpoint_problems(name: str, config: Mapping[str, Any]) -> list[Problem]:
+    """What of a checkpoint's config.json says that it is of another model."""
+    there = str(config.get("architecture", name)).partition(".")[0]
+    return [] if there == name else [Problem("model.name", "is another than the checkpoint's", name, there, f"model.name={there}")]

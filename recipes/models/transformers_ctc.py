@@ -1,0 +1,108 @@
+"""wav2vec 2.0 and HuBERT of Hugging Face's transformers (`pip install 'samewise[transformers]'`) with CTC, without transformers' own loading of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from samewise.recipes.models.wav2vec2 import require_waveforms
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+ENCODERS: Final = {"wav2vec2": ("Wav2Vec2Config", "Wav2Vec2ForCTC"), "hubert": ("HubertConfig", "HubertForCTC")}
+OURS: Final = frozenset({"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "ctc_loss_reduction", "ctc_zero_infinity"})
+"""Settings of transformers' that have no effect here, or are `num_classes`."""
+COMPUTED_WITH: Final = (
+    *(
+        "hidden_act",
+        "num_attention_heads",
+        "layer_norm_eps",
+        "feat_extract_norm",
+        "feat_extract_activation",
+        "conv_stride",
+        "conv_bias",
+        "do_stable_layer_norm",
+    ),
+    *("num_conv_pos_embedding_groups", "feat_proj_layer_norm", "conv_pos_batch_norm", "add_adapter", "adapter_stride"),
+)
+"""Settings that change what is computed with the same weights."""
+
+
+@final
+class TransformersCTC(nn.Module):
+    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K]; layers and names are those of transformers' Wav2Vec2ForCTC or HubertForCTC.
+
+    As transformers' own processors do, the encoder is told what is padding only with `feat_extract_norm: layer`: those with `group` were trained on zeros
+    after each utterance, and take them for silence. Its SpecAugment, the masks over features in training, draws from the run's streams.
+
+    Args:
+        encoder: Which of the two.
+        num_classes: Letters, and the blank.
+        settings: Of transformers' Wav2Vec2Config or HubertConfig; those left out are as there, which is the base model.
+
+    Raises:
+        ConfigError: transformers is not installed, or a setting is not one of its.
+    """
+
+    def __init__(self, *, encoder: Literal["wav2vec2", "hubert"], num_classes: int, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        if encoder not in ENCODERS:
+            raise ConfigError(Problem("encoder", "no such choice", encoder, " or ".join(ENCODERS)))
+        try:
+            import transformers
+        except ImportError:
+            raise ConfigError(
+                Problem("", "needs the package transformers, which is not installed", encoder, hint="pip install 'samewise[transformers]'")
+            ) from None
+        kind, whole = (getattr(transformers, name) for name in ENCODERS[encoder])
+        known = [name for name in kind.__annotations__ if not name.startswith("_") and name not in OURS and name != "model_type"]
+        given = dict(settings or {})
+        if unknown := [name for name in given if name not in known]:  # a kernel from the net is one of those that transformers takes beside them
+            raise ConfigError(
+                *(Problem(f"settings.{name}", f"is not a setting of {kind.__name__}", given[name], hint=nearest(name, known)) for name in unknown)
+            )
+        self.config = kind(vocab_size=num_classes, attn_implementation="sdpa", **given)
+        made = whole(self.config)
+        self._encoder = encoder
+        for name, part in made.named_children():
+            self.add_module(name, part)
+
+    def forward(self, features: Tensor, length: Tensor) -> Tensor:
+        """`length` is int64[B], the samples of each waveform that are its own."""
+        require_waveforms(features, self.shortest())
+        waveforms, inside = features[:, 0], None
+        if self.config.feat_extract_norm == "layer":
+            inside = (torch.arange(features.shape[2], device=length.device) < length[:, None]).long()
+        frames = int(self.output_lengths(torch.tensor(features.shape[2])))
+        if self.training and self.config.apply_spec_augment and self.config.mask_time_prob > 0 and frames <= self.config.mask_time_length:
+            words = f"is not shorter than what the longest recording of a batch gives, {frames} frames"
+            hint = "++model.settings.mask_time_prob=0.0 for recordings as short as that"
+            raise ConfigError(Problem("model.settings.mask_time_length", words, self.config.mask_time_length, f"less than {frames}", hint))
+        hidden = self.get_submodule(self._encoder)(waveforms, attention_mask=inside).last_hidden_state
+        return self.lm_head(self.dropout(hidden)).transpose(1, 2)
+
+    def output_lengths(self, length: Tensor) -> Tensor:
+        """int64[B]: the frames of the output that are an utterance's own."""
+        for kernel, stride in zip(self.config.conv_kernel, self.config.conv_stride, strict=True):
+            length = (torch.div(length - kernel, stride, rounding_mode="floor") + 1).clamp(min=0)
+        return length
+
+    def shortest(self) -> int:
+        """The samples that one frame takes."""
+        needed = 1
+        for kernel, stride in reversed(list(zip(self.config.conv_kernel, self.config.conv_stride, strict=True))):
+            needed = (needed - 1) * stride + kernel
+        return needed
+
+    def checkpoint_problems(self, config: Mapping[str, Any]) -> list[Problem]:
+        """What of a checkpoint's config.json would have other numbers computed with the same weights."""
+        if config.get("model_type", self._encoder) != self._encoder:
+            return [Problem("model.encoder", "is another than the checkpoint's", self._encoder, str(config["model_type"]))]
+        plain = {name: list(value) if isinstance(value, tuple) else value for name in COMPUTED_WITH if (value := getattr(self.config, name, None)) is not None}
+        return [
+            Problem(f"model.settings.{name}", "is another than the checkpoint's", value, str(config[name]), f"++model.settings.{name}={config[name]}")
+            for name, value in plain.items()
+            if config.get(name, value) != value
+        ]

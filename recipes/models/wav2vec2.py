@@ -1,0 +1,115 @@
+"""wav2vec 2.0 and HuBERT with CTC: torchaudio's encoder, as the speech recipe calls its models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast, final
+
+import torch
+from torch import Tensor
+from torchaudio.models import Wav2Vec2Model, wav2vec2_model
+
+from samewise.runner.errors import ConfigError, DataError, Problem
+
+
+@final
+class Wav2Vec2(Wav2Vec2Model):
+    """Waveforms float32[B, 1, T] to logits float32[B, num_classes, K] (A. Baevski et al.: wav2vec 2.0, arXiv 2006.11477; W.-N. Hsu et al., arXiv 2106.07447).
+
+    Both are one network, trained in different ways beforehand; layers and names are torchaudio's, so that its published weights fit. The arguments are those of
+    `torchaudio.models.wav2vec2_model`, but for `num_classes`, which is its `aux_num_out`. The encoder is told what is padding; the convolutions before it are
+    not, and with `extractor_mode="group_norm"` an utterance's first normalisation counts the padding in, as it did where the weights were trained.
+
+    Args:
+        num_classes: Letters, and the blank.
+        extractor_mode: "group_norm" after the first convolution (base, large), or "layer_norm" after each (large_lv60k, XLSR, HuBERT large and xlarge).
+        extractor_conv_layer_config: (channels, kernel, stride) of each convolution; None: the published seven, a frame every 320 samples.
+        extractor_conv_bias: Whether they have biases.
+        encoder_embed_dim: Of the transformer.
+        encoder_projection_dropout: Before it.
+        encoder_pos_conv_kernel: Frames that the convolution sees that tells places.
+        encoder_pos_conv_groups: Its groups.
+        encoder_num_layers: Of the transformer.
+        encoder_num_heads: In each.
+        encoder_attention_dropout: Of attention's weights.
+        encoder_ff_interm_features: Between the two linear layers of each.
+        encoder_ff_interm_dropout: There.
+        encoder_dropout: Of what each layer gives.
+        encoder_layer_norm_first: Whether each layer normalises what goes in, rather than what comes out.
+        encoder_layer_drop: The probability that a layer is left out of a training step.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        extractor_mode: Literal["group_norm", "layer_norm"] = "group_norm",
+        extractor_conv_layer_config: Sequence[Sequence[int]] | None = None,
+        extractor_conv_bias: bool = False,
+        encoder_embed_dim: int = 768,
+        encoder_projection_dropout: float = 0.1,
+        encoder_pos_conv_kernel: int = 128,
+        encoder_pos_conv_groups: int = 16,
+        encoder_num_layers: int = 12,
+        encoder_num_heads: int = 12,
+        encoder_attention_dropout: float = 0.1,
+        encoder_ff_interm_features: int = 3072,
+        encoder_ff_interm_dropout: float = 0.1,
+        encoder_dropout: float = 0.1,
+        encoder_layer_norm_first: bool = False,
+        encoder_layer_drop: float = 0.1,
+    ) -> None:
+        shapes = None if extractor_conv_layer_config is None else [cast("tuple[int, int, int]", tuple(one)) for one in extractor_conv_layer_config]
+        made = wav2vec2_model(
+            extractor_mode=extractor_mode,
+            extractor_conv_layer_config=shapes,
+            extractor_conv_bias=extractor_conv_bias,
+            encoder_embed_dim=encoder_embed_dim,
+            encoder_projection_dropout=encoder_projection_dropout,
+            encoder_pos_conv_kernel=encoder_pos_conv_kernel,
+            encoder_pos_conv_groups=encoder_pos_conv_groups,
+            encoder_num_layers=encoder_num_layers,
+            encoder_num_heads=encoder_num_heads,
+            encoder_attention_dropout=encoder_attention_dropout,
+            encoder_ff_interm_features=encoder_ff_interm_features,
+            encoder_ff_interm_dropout=encoder_ff_interm_dropout,
+            encoder_dropout=encoder_dropout,
+            encoder_layer_norm_first=encoder_layer_norm_first,
+            encoder_layer_drop=encoder_layer_drop,
+            aux_num_out=num_classes,
+        )
+        super().__init__(made.feature_extractor, made.encoder, made.aux)
+
+    def forward(self, features: Tensor, length: Tensor) -> Tensor:  # type: ignore[override]
+        """`length` is int64[B], the samples of each waveform that are its own."""
+        require_waveforms(features, int(self.shortest()))
+        logits, _ = super().forward(features[:, 0], length)
+        return logits.transpose(1, 2)
+
+    def output_lengths(self, length: Tensor) -> Tensor:
+        """int64[B]: the frames of the output that are an utterance's own."""
+        for layer in self.feature_extractor.conv_layers:
+            length = (torch.div(length - layer.kernel_size, layer.stride, rounding_mode="floor") + 1).clamp(min=0)
+        return length
+
+    def shortest(self) -> int:
+        """The samples that one frame takes."""
+        needed = 1
+        for layer in reversed(self.feature_extractor.conv_layers):
+            needed = (needed - 1) * layer.stride + layer.kernel_size
+        return needed
+
+
+def require_waveforms(features: Tensor, shortest: int) -> None:
+    """Refuse what is no batch of waveforms, and one that gives no frame.
+
+    Raises:
+        ConfigError: the features are not waveforms [B, 1, T].
+        DataError: the longest is shorter than `shortest` samples.
+    """
+    if features.dim() != 3 or features.shape[1] != 1:
+        raise ConfigError(
+            Problem("transforms", "give features, where the model reads waveforms", list(features.shape), "[batch, 1, samples]", "transforms=waveform")
+        )
+    if features.shape[2] < shortest:
+        raise DataError(Problem("dataset", "the recordings of a batch are too short for the model", f"{features.shape[2]} samples", f"at least {shortest}"))

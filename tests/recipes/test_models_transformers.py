@@ -1,0 +1,137 @@
+"""transformers' wav2vec 2.0 and HuBERT as the speech recipe calls them, against transformers itself; its checkpoints, saved by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samewise.recipes.models.transformers_ctc import TransformersCTC
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.initialise import initialise
+
+pytestmark = pytest.mark.slow  # transformers takes seconds to import
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "conv_dim": [8, 8, 8],
+    "conv_kernel": [10, 8, 4],
+    "conv_stride": [5, 4, 4],
+}
+ENCODERS = ("wav2vec2", "hubert")
+
+
+def made(encoder: Any = "wav2vec2", classes: int = 5, **settings: Any) -> TransformersCTC:
+    torch.manual_seed(0)
+    return TransformersCTC(encoder=encoder, num_classes=classes, settings={**SMALL, **settings})
+
+
+def theirs(encoder: str, classes: int = 5, **settings: Any) -> Any:
+    import transformers
+
+    kind = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert"}[encoder]
+    torch.manual_seed(1)
+    return getattr(transformers, f"{kind}ForCTC")(getattr(transformers, f"{kind}Config")(vocab_size=classes, **SMALL, **settings)).eval()
+
+
+def told(model: TransformersCTC, weights: Path, **more: Any) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        initialise(model, {"weights": str(weights), **more})
+    return [problem for problem in caught.value.problems if isinstance(problem, Problem)]
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_a_checkpoint_of_transformers_gives_the_same_here(tmp_path: Path, encoder: str, norm: str) -> None:
+    own = theirs(encoder, feat_extract_norm=norm)
+    own.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").is_file()
+    model = made(encoder, feat_extract_norm=norm)
+    loaded = initialise(model, {"weights": str(tmp_path)}).loaded
+    assert not loaded.missing
+    assert not loaded.unexpected
+    waveforms, lengths = torch.randn(2, 900), torch.tensor([900, 500])
+    inside = (torch.arange(900) < lengths[:, None]).long() if norm == "layer" else None  # as its processors say by return_attention_mask
+    expected = own(waveforms, attention_mask=inside).logits
+    assert torch.equal(model.eval()(waveforms[:, None], lengths), expected.transpose(1, 2))
+    assert torch.equal(model.output_lengths(lengths), own._get_feat_extract_output_lengths(lengths))
+    assert [int(model.output_lengths(torch.tensor(model.shortest() + more))) for more in (-1, 0)] == [0, 1]
+
+
+def test_a_checkpoint_without_the_head_in_several_files_keeps_a_new_one(tmp_path: Path) -> None:
+    own = theirs("hubert").hubert
+    own.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    model, before = made("hubert"), made("hubert")
+    initialise(model, {"weights": str(tmp_path), "into": "hubert"})
+    assert all(torch.equal(value, own.state_dict()[name]) for name, value in model.hubert.state_dict().items())
+    assert torch.equal(model.lm_head.weight, before.lm_head.weight)
+
+
+def test_a_head_of_other_letters_is_left_out(tmp_path: Path) -> None:
+    own = theirs("wav2vec2", classes=9)
+    own.save_pretrained(tmp_path)
+    hint = "leave it out, and keep it as initialised: initialise.exclude=[lm_head.*]"
+    assert {problem.hint for problem in told(made(), tmp_path)} == {hint}
+    model = made()
+    initialise(model, {"weights": str(tmp_path), "exclude": ["lm_head.*"]})
+    assert torch.equal(model.wav2vec2.encoder.layers[1].feed_forward.output_dense.weight, own.wav2vec2.encoder.layers[1].feed_forward.output_dense.weight)
+
+
+def test_a_checkpoint_that_computes_otherwise_with_the_same_weights_is_refused(tmp_path: Path) -> None:
+    own = theirs("wav2vec2")
+    own.config.num_attention_heads, own.config.do_stable_layer_norm = 4, True
+    own.save_pretrained(tmp_path)
+    found = {problem.path: problem.hint for problem in told(made(), tmp_path)}
+    assert found == {
+        "model.settings.num_attention_heads": "++model.settings.num_attention_heads=4",
+        "model.settings.do_stable_layer_norm": "++model.settings.do_stable_layer_norm=True",
+    }
+    assert [problem.path for problem in told(made("hubert"), tmp_path)] == ["model.encoder"]
+
+
+@pytest.mark.parametrize(
+    "setting", ["hiden_size", "attn_implementation", "vocab_size", "name_or_path", "_attn_implementation", "auto_map", "quantization_config"]
+)
+def test_only_settings_of_the_network_are_taken(setting: str) -> None:
+    """Others have transformers fetch kernels or code."""
+    with pytest.raises(ConfigError, match=rf"settings\.{setting}: is not a setting of Wav2Vec2Config"):
+        made(**{setting: "someone/kernel"})
+
+
+def test_masks_longer_than_the_recordings_are_told_before_transformers_fails() -> None:
+    waveforms, lengths = torch.randn(2, 1, 900), torch.tensor([900, 900])
+    with pytest.raises(ConfigError, match="mask_time_prob=0"):
+        made().train()(waveforms, lengths)
+    assert made().eval()(waveforms, lengths).shape == made(mask_time_prob=0.0).train()(waveforms, lengths).shape == (2, 5, 10)
+
+
+def test_lora_finds_the_matrices_of_its_layers() -> None:
+    import yaml
+
+    configs = Path(__file__).parents[2] / "configs"
+    model = made()
+    initialise(model, yaml.safe_load((configs / "initialise" / "lora.yaml").read_text()) | {"weights": None})
+    assert sum("lora_up" in name for name in model.state_dict()) == 2 * 6  # q, k, v, out, and two of the feed-forward part
+
+
+def test_a_training_repeats_and_two_processes_give_its_bits(samewise, tmp_path: Path) -> None:
+    settings = json.dumps({**SMALL, "mask_time_length": 2, "layerdrop": 0.5}).replace('"', "").replace(" ", "")
+    given = ["recipe=speech_recognition", "debug=tiny", "model=wav2vec2_transformers", f"model.settings={settings}", "transforms=waveform", "replicas=2"]
+    given += ["tracking=none", "evaluate.pictures=false", "callbacks=none", "max_steps=3", "batch_size=4", "optimizer=adamw"]
+    weights = set()
+    for number, more in enumerate(([], [], ["strategy=elastic", "strategy.nproc=2"])):
+        done = samewise("train", *given, *more, f"run_root={tmp_path}/{number}", "--json")
+        assert done.returncode == 0, done.stderr
+        weights.add(json.loads(done.stdout.splitlines()[-1])["weights_sha256"])
+    assert len(weights) == 1
+    (environment,) = (tmp_path / "0").rglob("environment.json")
+    assert list(json.loads(environment.read_text())["libraries"]) == ["transformers"]

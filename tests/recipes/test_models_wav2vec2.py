@@ -1,0 +1,126 @@
+"""torchaudio's wav2vec 2.0 and HuBERT as the speech recipe calls them: each choice is torchaudio's own network, layer by layer and number by number."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torchaudio
+import yaml
+from torchaudio.models.wav2vec2 import model as theirs
+
+from samewise.recipes.models.wav2vec2 import Wav2Vec2
+from samewise.recipes.speech_recognition import SpeechRecognition
+from samewise.runner.errors import ConfigError, DataError
+from samewise.runner.interfaces import Phase
+from samewise.runner.optim.initialise import initialise
+from samewise.runner.records.shards import sha256
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "model"
+CHOICES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if "models.wav2vec2.Wav2Vec2" in path.read_text())
+SHAPES = [[16, 10, 5], [16, 8, 4], [16, 4, 4]]
+SMALL: dict[str, Any] = {
+    "extractor_conv_layer_config": SHAPES,
+    "encoder_embed_dim": 16,
+    "encoder_num_layers": 2,
+    "encoder_num_heads": 2,
+    "encoder_ff_interm_features": 16,
+    "encoder_pos_conv_kernel": 4,
+    "encoder_pos_conv_groups": 2,
+}
+
+
+def made(**more: Any) -> Wav2Vec2:
+    torch.manual_seed(0)
+    return Wav2Vec2(num_classes=5, **SMALL, **more)
+
+
+def test_there_is_a_choice_for_each_of_torchaudios_encoders() -> None:
+    builders = {name for name in vars(torchaudio.models) if re.fullmatch(r"(wav2vec2|hubert)_(?!model|pretrain).*", name)}
+    assert set(CHOICES) == builders
+    assert len(CHOICES) == 9
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_is_torchaudios_network(name: str) -> None:
+    with mock.patch.object(theirs, "wav2vec2_model", side_effect=lambda **arguments: arguments) as built:
+        getattr(theirs, name)(aux_num_out=29)
+    ours = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    assert {key: value for key, value in ours.items() if key not in ("_target_", "num_classes")} == {
+        key: value for key, value in built.call_args.kwargs.items() if key != "aux_num_out"
+    }
+    assert set(inspect.signature(Wav2Vec2).parameters) == set(ours) - {"_target_"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_tells_its_number_of_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = getattr(torchaudio.models, name)(aux_num_out=29)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert f"({count:,} parameters with 29 classes)" in (CONFIGS / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("mode", ["group_norm", "layer_norm"])
+def test_it_gives_what_torchaudios_gives_with_the_same_weights(mode: Any) -> None:
+    arguments = {key: value for key, value in yaml.safe_load((CONFIGS / "wav2vec2_base.yaml").read_text()).items() if key not in ("_target_", "num_classes")}
+    own = torchaudio.models.wav2vec2_model(**{**arguments, **SMALL, "extractor_mode": mode, "aux_num_out": 5}).eval()
+    model = made(extractor_mode=mode).eval()
+    own.load_state_dict(model.state_dict())
+    waveforms, lengths = torch.randn(2, 900), torch.tensor([900, 500])
+    logits, frames = own(waveforms, lengths)
+    assert torch.equal(model(waveforms[:, None], lengths), logits.transpose(1, 2))
+    assert torch.equal(model.output_lengths(lengths), frames)
+
+
+def test_the_recipe_trains_all_of_it_and_its_lengths_are_the_outputs() -> None:
+    model = made(encoder_layer_drop=0.0)
+    shortest = model.shortest()
+    assert [int(model.output_lengths(torch.tensor(shortest + more))) for more in (-1, 0)] == [0, 1]
+    batch = {
+        "features": torch.randn(2, 1, 900),
+        "feature_length": torch.tensor([900, 700]),
+        "name": ["a", "b"],
+        "transcript": ["ab", "c"],
+        "target": torch.tensor([[1, 2], [3, 0]]),
+        "target_length": torch.tensor([2, 1]),
+    }
+    SpeechRecognition(letters="abcd").loss(model, batch, Phase("train")).total.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_what_it_cannot_read_is_told() -> None:
+    with pytest.raises(ConfigError, match="transforms=waveform"):
+        made()(torch.randn(2, 13, 900), torch.tensor([900, 900]))
+    with pytest.raises(DataError, match=r"too short for the model.*\n?.*100 samples"):
+        made()(torch.randn(2, 1, 100), torch.tensor([100, 100]))
+
+
+def test_a_recording_however_loud_reads_alike_after_group_norm() -> None:
+    """So that `transforms=waveform`, which scales each utterance, suits weights that have learned from recordings as they are."""
+    model, waveforms = made().eval(), torch.randn(1, 1, 4000)
+    assert torch.allclose(model(waveforms, torch.tensor([4000])), model(0.3 * waveforms + 0.1, torch.tensor([4000])), atol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bundle", "classes", "exclude"), [("WAV2VEC2_BASE", 5, ["aux.*"]), ("WAV2VEC2_ASR_BASE_960H", 29, [])])
+def test_published_weights_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: str, classes: int, exclude: list[str]) -> None:
+    """A file as torchaudio publishes it, of random weights, in torch's cache; that for recognition has outputs that torchaudio takes out."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    own = torchaudio.models.wav2vec2_base(aux_num_out=None if exclude else 32)
+    cached = tmp_path / "hub" / "checkpoints" / getattr(torchaudio.pipelines, bundle)._path.rpartition("/")[2]
+    cached.parent.mkdir(parents=True)
+    torch.save(own.state_dict(), cached)
+    arguments = {key: value for key, value in yaml.safe_load((CONFIGS / "wav2vec2_base.yaml").read_text()).items() if key not in ("_target_", "num_classes")}
+    model = Wav2Vec2(num_classes=classes, **arguments).eval()
+    initialise(model, {"weights": f"torchaudio:{bundle}", "sha256": sha256(cached), "exclude": exclude})
+    waveforms, lengths = torch.randn(1, 4000), torch.tensor([4000])
+    with torch.no_grad():
+        hidden = own.eval()(waveforms, lengths)[0]
+        expected = model.aux(hidden) if exclude else hidden[..., [0, *range(4, 32)]]
+        assert torch.allclose(model(waveforms[:, None], lengths), expected.transpose(1, 2), atol=1e-5)
