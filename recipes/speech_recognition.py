@@ -110,7 +110,7 @@ class SpeechRecognition(Recipe):
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredSpeech:
         log_probs, lengths = self._read(model, batch)
         nats, possible = self._nats(log_probs, lengths, batch)
-        loss = torch.where(possible, nats.detach(), 0.0)
+        loss = torch.where(possible, nats.detach(), 0.0).cpu()
         hypotheses = self._decoded(log_probs, lengths)
         edits = [transcripts.edit_distance(said, read) for said, read in zip(batch["transcript"], hypotheses, strict=True)]
         shown = {0, max(range(len(edits)), key=lambda place: edits[place] / max(1, len(batch["transcript"][place])))}
@@ -158,11 +158,13 @@ class SpeechRecognition(Recipe):
         return output.float().log_softmax(1), count(model, frames)
 
     def _nats(self, log_probs: Tensor, lengths: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """float32[B] of nats a character, and bool[B]: whether there are frames enough, and so the loss is finite. Both on the CPU."""
-        known = torch.cat([batch["target"].flatten(), batch["target_length"], lengths]).to("cpu", non_blocking=True)
-        log_probs = log_probs.float().cpu()  # waits for the device, and so for what was asked of it before
-        size = len(log_probs)
-        target, target_length, lengths = known[: -2 * size].view(batch["target"].shape), known[-2 * size : -size], known[-size:]
+        """float32[B] of nats a character, and bool[B]: whether there are frames enough, and so the loss is finite. On the CPU where CTC is computed there."""
+        target, target_length = batch["target"], batch["target_length"]
+        if not ctc.stays_on(log_probs, target):
+            known = torch.cat([target.flatten(), target_length, lengths]).to("cpu", non_blocking=True)
+            log_probs = log_probs.float().cpu()  # waits for the device, and so for what was asked of it before
+            size = len(log_probs)
+            target, target_length, lengths = known[: -2 * size].view(target.shape), known[-2 * size : -size], known[-size:]
         needed = ctc.frames_needed(target, target_length)
         possible = needed <= lengths
         if self._impossible == "error" and not bool(possible.all()):

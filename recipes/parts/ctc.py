@@ -19,10 +19,10 @@ BLANK = 0
 
 
 def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
-    """float32[B], in nats, on the CPU: infinite where a target does not fit into its frames.
+    """float32[B], in nats: infinite where a target does not fit into its frames.
 
-    It is computed on the CPU in float32 wherever the log-probabilities are, and gradients flow back from there: torch's own CUDA kernel has no
-    deterministic backward pass, and cuDNN's takes only batches without padding and targets of at most 256 labels.
+    On a CUDA device by a kernel of our own: torch's has no deterministic backward pass, and cuDNN's takes only batches without padding and targets of at most
+    256 labels. Where that cannot be (`stays_on`), on the CPU in float32, wherever the log-probabilities are, and gradients flow back from there.
 
     Args:
         log_probs: [B, K, N], normalised over the K classes; class 0 is the blank.
@@ -30,8 +30,21 @@ def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, 
         target: int64[B, U], from 1 to K - 1; what lies beyond a target's length is not read.
         target_lengths: int64[B].
     """
+    if log_probs.is_cuda and stays_on(log_probs, target):
+        from samewise.recipes.parts import ctc_kernel
+
+        return ctc_kernel.negative_log_likelihood(log_probs.transpose(1, 2).float(), lengths, target, target_lengths)
     frames_first = log_probs.permute(2, 0, 1).float().cpu()
     return F.ctc_loss(frames_first, target.cpu(), lengths.cpu(), target_lengths.cpu(), blank=BLANK, reduction="none")
+
+
+def stays_on(log_probs: Tensor, target: Tensor) -> bool:
+    """Whether the loss of log-probabilities and targets int64[B, U] is computed where they lie: on a CUDA device, where Triton is and no target is too long."""
+    if not log_probs.is_cuda or importlib.util.find_spec("triton") is None:
+        return log_probs.is_cpu
+    from samewise.recipes.parts import ctc_kernel
+
+    return ctc_kernel.takes(target)
 
 
 def frames_needed(target: Tensor, target_lengths: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 
 from samewise.runner.records import own_code
 from samewise.runner.secrets import SECRET_FILES, redact, without_keys
@@ -159,7 +160,8 @@ def _device(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "cublas": next((version for version in map(_version, _cublas(torch.version.cuda)) if version), None),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_available() and dist.is_nccl_available() else None,
+        "nccl": ".".join(map(str, nccl.version())) if dist.is_available() and dist.is_nccl_available() else None,
+        "triton": _version("triton"),
         "multiprocessors": facts.multi_processor_count,
         "variables": {name: os.environ[name] for name in _OF_KERNELS if name in os.environ},
     }

@@ -1,0 +1,167 @@
+"""CTC's loss and its gradient on a CUDA device, to the same bits each time: Triton kernels in which nothing is added in an order that chance decides.
+
+Torch's own CUDA kernel adds gradients by atomic operations. Here a program takes one utterance and goes through its frames forwards, for the probability of
+all that was heard so far (alpha), then backwards, for that of all that is to come (beta); a state's neighbours are read out of the same vector. A second
+kernel takes one frame and adds up, class by class, the states that say the class. The recursions are those of Graves et al., "Connectionist temporal
+classification", ICML 2006, equations 6 to 11 and 14, in logarithms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_NEVER = -1e30
+"""The logarithm of a probability that is zero: finite, so that a difference of two of them is a number."""
+_LARGEST = 8192
+"""States that one program can hold, two for each label and one more, rounded up to a power of two."""
+
+
+@triton.jit
+def _log_sum(a, b, c, never: tl.constexpr):
+    """log(exp(a) + exp(b) + exp(c)); NaN stays NaN."""
+    largest = tl.maximum(a, tl.maximum(b, c))
+    shift = tl.where(largest <= never * 0.1, 0.0, largest)
+    found = shift + tl.log(tl.exp(a - shift) + tl.exp(b - shift) + tl.exp(c - shift))
+    return tl.where(largest <= never * 0.1, never, found)
+
+
+@triton.jit
+def passes(log_probs, labels, skips, frames, states, alphas, betas, losses, most_frames, classes, SIZE: tl.constexpr, NEVER: tl.constexpr):
+    """An utterance: alphas[t, s], betas[t, s] and its negative log-likelihood.
+
+    log_probs [B, T, K]; labels and skips int32[B, SIZE]: of each state its class, and whether it may follow the state but one before it; frames and states
+    int32[B]; alphas and betas [B, T, SIZE]; losses [B].
+    """
+    one = tl.program_id(0).to(tl.int64)
+    state = tl.arange(0, SIZE)
+    length, count = tl.load(frames + one), tl.load(states + one)
+    label, skip = tl.load(labels + one * SIZE + state), tl.load(skips + one * SIZE + state) > 0
+    before, two_before = tl.maximum(state - 1, 0), tl.maximum(state - 2, 0)
+    after, two_after = tl.minimum(state + 1, SIZE - 1), tl.minimum(state + 2, SIZE - 1)
+    skipped = tl.gather(tl.load(skips + one * SIZE + state), two_after, 0) > 0
+    here = log_probs + one * most_frames * classes
+    alpha_rows, beta_rows = alphas + one * most_frames * SIZE, betas + one * most_frames * SIZE
+    used = state < count
+
+    alpha = tl.where(used & (state < 2), tl.load(here + label), NEVER)
+    tl.store(alpha_rows + state, alpha)
+    for frame in range(1, length):
+        stepped = tl.where(state >= 1, tl.gather(alpha, before, 0), NEVER)
+        leapt = tl.where(skip & (state >= 2), tl.gather(alpha, two_before, 0), NEVER)
+        said = tl.load(here + frame * classes + label)
+        alpha = tl.where(used, _log_sum(alpha, stepped, leapt, NEVER) + said, NEVER)
+        tl.store(alpha_rows + frame * SIZE + state, alpha)
+    final = used & (state >= count - 2)
+    ends = tl.where(final, alpha, NEVER)
+    largest = tl.max(ends, 0)
+    tl.store(losses + one, -(largest + tl.log(tl.sum(tl.exp(ends - largest), 0))))
+
+    beta = tl.where(final, 0.0, NEVER)
+    tl.store(beta_rows + (length - 1) * SIZE + state, beta)
+    for passed in range(1, length):
+        frame = length - 1 - passed
+        heard = tl.where(used, beta + tl.load(here + (frame + 1) * classes + label), NEVER)
+        stepped = tl.where(state + 1 < count, tl.gather(heard, after, 0), NEVER)
+        leapt = tl.where(skipped & (state + 2 < count), tl.gather(heard, two_after, 0), NEVER)
+        beta = tl.where(used, _log_sum(heard, stepped, leapt, NEVER), NEVER)
+        tl.store(beta_rows + frame * SIZE + state, beta)
+
+
+@triton.jit
+def by_class(alphas, betas, losses, labels, frames, gradients, most_frames, classes, SIZE: tl.constexpr):
+    """A frame of an utterance: gradients[t, k], less the probability that the frame says class k, given the transcript."""
+    one, frame = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    state = tl.arange(0, SIZE)
+    row = (one * most_frames + frame) * SIZE + state
+    inside = frame < tl.load(frames + one)
+    label = tl.load(labels + one * SIZE + state)
+    shares = tl.exp(tl.load(alphas + row, mask=inside, other=0.0) + tl.load(betas + row, mask=inside, other=0.0) + tl.load(losses + one))
+    for number in range(classes):
+        share = tl.sum(tl.where(label == number, shares, 0.0), 0)
+        tl.store(gradients + (one * most_frames + frame) * classes + number, tl.where(inside, -share, 0.0))
+
+
+@torch.library.custom_op("samewise::ctc", mutates_args=(), device_types="cuda")
+def ctc(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """The loss of each utterance, and its gradient.
+
+    Args:
+        log_probs: float32[B, T, K], normalised over K; class 0 is the blank.
+        lengths: int64[B], valid frames, at least one.
+        target: int64[B, U].
+        target_lengths: int64[B].
+        gradient: Whether the gradient is wanted.
+
+    Returns:
+        float32[B], in nats, infinite where a target does not fit into its frames; float32[B, T, K], empty unless wanted, zero where the loss is infinite.
+    """
+    return launch(log_probs, lengths, target, target_lengths, gradient)
+
+
+def launch(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """As `ctc`, wherever Triton runs: in its interpreter on the CPU too."""
+    batch, most_frames, classes = log_probs.shape
+    size = triton.next_power_of_2(2 * target.shape[1] + 1)
+    labels = torch.zeros(batch, size, dtype=torch.int32, device=log_probs.device)
+    skips = torch.zeros_like(labels)
+    inside = torch.arange(target.shape[1], device=target.device) < target_lengths[:, None]
+    labels[:, 1 : 2 * target.shape[1] : 2] = torch.where(inside, target, 0)
+    skips[:, 3 : 2 * target.shape[1] : 2] = target[:, 1:] != target[:, :-1]
+    alphas, betas = (torch.empty(batch, most_frames, size, device=log_probs.device) for _ in range(2))
+    losses = torch.empty(batch, device=log_probs.device)
+    frames, states = lengths.int(), (2 * target_lengths + 1).int()
+    log_probs = log_probs.contiguous()
+    warps = max(1, min(16, size // 64))
+    passes[(batch,)](log_probs, labels, skips, frames, states, alphas, betas, losses, most_frames, classes, SIZE=size, NEVER=_NEVER, num_warps=warps)
+    possible = ~(losses > -0.1 * _NEVER)  # NaN is left for who checks what is finite
+    found = torch.empty(log_probs.shape if gradient else 0, device=log_probs.device)
+    if gradient:
+        by_class[(batch, most_frames)](alphas, betas, losses, labels, frames, found, most_frames, classes, SIZE=size, num_warps=min(4, warps))
+        found = torch.where(possible[:, None, None], found, 0.0)
+    return torch.where(possible, losses, torch.inf), found
+
+
+@ctc.register_kernel("cpu")
+def _on_cpu(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """Torch's own."""
+    frames_first = log_probs.transpose(0, 1)
+    given: Any = (frames_first, target, lengths, target_lengths)
+    losses, alphas = torch.ops.aten._ctc_loss.Tensor(*given, 0, False)
+    if not gradient:
+        return losses, torch.empty(0)
+    ones = torch.ones_like(losses)
+    found = torch.ops.aten._ctc_loss_backward.Tensor(ones, *given, losses, alphas, 0, True)
+    return losses, found.transpose(0, 1).contiguous()
+
+
+@ctc.register_fake
+def _(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    return log_probs.new_empty(len(log_probs)), log_probs.new_empty(log_probs.shape if gradient else 0)
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
+        losses, found = ctc(log_probs, lengths, target, target_lengths, context.needs_input_grad[0])
+        context.save_for_backward(found)
+        return losses
+
+    @staticmethod
+    def backward(context: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (found,) = context.saved_tensors
+        return found * grads[0][:, None, None], None, None, None
+
+
+def takes(target: Tensor) -> bool:
+    """Whether a program can hold the states of targets as long as these, int64[B, U]."""
+    return 2 * target.shape[1] + 1 <= _LARGEST
+
+
+def negative_log_likelihood(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
+    """float32[B], in nats: as `samewise.recipes.parts.ctc.negative_log_likelihood`, of float32[B, T, K] on the device."""
+    return _Loss.apply(log_probs, lengths, target, target_lengths)
