@@ -123,13 +123,20 @@ class Interrupted(SamewiseError):
 def nearest(name: str, choices: Iterable[str]) -> str:
     """`did you mean 'x'?` for the choice most like `name`, or the choices themselves when none is near and they are few."""
     known: Sequence[str] = sorted(set(map(str, choices)))
-    close = [one for one in known if one.lower() == str(name).lower()] or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    alike = [one for one in known if one.lower() == str(name).lower()] or same_words(str(name), known)
+    close = alike or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
     if not known:
         return ""
     shown = ", ".join(known[:12])
     return f"one of: {shown}" + (f", and {len(known) - 12} more" if len(known) > 12 else "")
+
+
+def same_words(name: str, known: Iterable[str]) -> list[str]:
+    """The names of the same words in another order: `num_classes` for `classes_num`."""
+    words = sorted(re.split(r"[_.]", name.lower()))
+    return [one for one in known if len(words) > 1 and sorted(re.split(r"[_.]", one.lower())) == words]
 
 
 def close(name: str, known: Iterable[str]) -> str:

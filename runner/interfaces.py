@@ -59,6 +59,10 @@ class Scores(abc.ABC):
     def compute(self) -> dict[str, float]:
         """The metrics by name, without the split's prefix: `{"loss": 0.1, "accuracy": 0.98}`."""
 
+    def doubts(self) -> list[Problem]:
+        """What a person should know of the metrics last computed; each is told once in a training. Default: nothing."""
+        return []
+
     def save_pictures(self, folder: Path) -> None:
         """Write what a person would look at or listen to (PNG, WAV, HTML, CSV files) into `folder`. Default: nothing."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samewise.recipes.parts import pictures
 from samewise.recipes.parts.named_metrics import NamedMetrics
-from samewise.runner.errors import DataError
+from samewise.runner.errors import DataError, Problem
 from samewise.runner.interfaces import Scores
 
 
@@ -87,6 +87,9 @@ class ClassificationScores(Scores):
             if k == 1 or k < len(self.confusion):
                 reported["accuracy" if k == 1 else f"accuracy_top{k}"] = self._hits[k] / self.count
         return reported | (self._metrics.compute() if self._metrics is not None else {})
+
+    def doubts(self) -> list[Problem]:
+        return list(self._metrics.doubts) if self._metrics is not None else []
 
     def names(self) -> list[str]:
         """K names: the data set's where it has one for each output, else the class numbers."""

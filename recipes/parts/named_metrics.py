@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +28,8 @@ class NamedMetrics:
 
     def __init__(self, metrics: Mapping[str, Any] | None) -> None:
         self._metrics = dict(metrics or {})
+        self.doubts = list[Problem]()
+        """What torchmetrics warned of, each once."""
         for name, metric in self._metrics.items():
             if name in _WITHOUT:
                 raise ConfigError(Problem(f"recipe.metrics.{name}", "is the name of a metric that the recipe computes", hint="give it another name"))
@@ -45,7 +50,8 @@ class NamedMetrics:
         """Take in a batch: float32[B, K] and int64[B]."""
         for name, metric in self._metrics.items():
             try:
-                metric.update(probabilities, label)
+                with self._listening(name):
+                    metric.update(probabilities, label)
             except (ValueError, RuntimeError, TypeError) as error:
                 said = " ".join(str(error).split())
                 raise ConfigError(
@@ -58,7 +64,24 @@ class NamedMetrics:
         Raises:
             ConfigError: one comes to several numbers.
         """
-        return {name: _number(name, metric.compute()) for name, metric in self._metrics.items()}
+        found = dict[str, float]()
+        for name, metric in self._metrics.items():
+            with self._listening(name):
+                found[name] = _number(name, metric.compute())
+        return found
+
+    @contextmanager
+    def _listening(self, name: str) -> Generator[None]:
+        """Keep what is warned of, instead of having it printed with the library's own line."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for one in caught:
+            said = " ".join(str(one.message).split())
+            lacking = re.match(r"No (positive|negative) samples", said)
+            hint = "a class that no evaluated sample has makes this metric meaningless: evaluate more samples, or use another metric" if lacking else ""
+            doubt = Problem(f"recipe.metrics.{name}", f"torchmetrics warns: {said}", hint=hint)
+            self.doubts += [] if doubt in self.doubts else [doubt]
 
 
 def _number(name: str, value: Any) -> float:

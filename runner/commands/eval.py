@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
     from samewise.runner.config import project
     from samewise.runner.errors import ConfigError, Problem
-    from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, require_weights
+    from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, require_weights, tell_doubts
     from samewise.runner.training.restored import at_checkpoint
 
     run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
@@ -72,6 +72,7 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
     for prefix, model in models.items():
         scores = measure_split(run, args.split, model)
         metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
+        tell_doubts(run, scores)
         if prefix == drawn:
             draw(scores, pictures, inside=None if args.pictures else folder.path)
     return step, metrics, pictures, left_out(run, args.split)

@@ -7,7 +7,7 @@ few other places that import Hydra.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import header
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.file_faults import FileFaults, problem_in_file
+from samewise.runner.config.file_faults import is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
-from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, set_for_hydra, without_hydra
+from samewise.runner.config.loader import choices_in, config_loader, faults_in_files, groups, root_config, set_for_hydra, without_hydra
 from samewise.runner.config.origins import located
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
@@ -119,10 +119,12 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     good = [str(override.input_line) for override in well]
     try:
         cfg = None if problems else root_config(loader, good)
+        if cfg is not None and _has_choice_among_values(cfg):
+            cfg = None
     except faults.FAILURES:
         cfg = None
     if cfg is None:
-        in_files = FileFaults(groups(loader))
+        in_files = faults_in_files(loader)
         lenient = config_loader(project, in_files)
         cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(lenient, some), groups=groups(loader))
         problems = [*in_files.problems, *problems]
@@ -136,6 +138,12 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good))
+
+
+def _has_choice_among_values(cfg: DictConfig) -> bool:
+    """Whether a file sets `dataset: digits`, where only the defaults list chooses: OmegaConf takes it for a value."""
+    nodes: Any = (cfg._get_node(one.name) for one in fields(Experiment) if one.type == "Any")  # pyright: ignore[reportPrivateUsage]
+    return any(node is not None and isinstance(node._value(), str) and is_choice(node._value()) for node in nodes)
 
 
 def _settle_weights(cfg: DictConfig) -> list[Problem]:

@@ -6,7 +6,7 @@ It is left out as the file is read, so that the rest can be composed and all fau
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,10 +28,11 @@ class FileFaults:
 
     Args:
         groups: The choices of each group.
+        chosen: The groups that the root's defaults list has, so that another file has to override its choice.
     """
 
-    def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
-        self._groups = groups
+    def __init__(self, groups: Mapping[str, Sequence[str]], chosen: Collection[str]) -> None:
+        self._groups, self._chosen = groups, chosen
         self._found = dict[tuple[str, str, str], Problem]()
         self.is_unreadable = False
         """Whether a file is not YAML: what it would have set is not known, so what seems to be missing may not be."""
@@ -65,6 +66,7 @@ class FileFaults:
             whole = {}
         else:
             self._leave_out_choices(cast(dict[str, Any], whole), group, file, lines)
+            self._leave_out_misplaced(cast(dict[str, Any], whole), under, file, lines)
             for path, problem in list(_wrong_values(cast(dict[str, Any], whole), under)):
                 _remove(whole, path)
                 self._add(Problem(problem.path, problem.message, problem.value, problem.expected, problem.hint, f"{file}:{lines.get('.'.join(path), 1)}"))
@@ -80,6 +82,10 @@ class FileFaults:
 
     def _leave_out_choices(self, whole: dict[str, Any], group: str, file: Path, lines: Mapping[str, int]) -> None:
         entries: Any = whole.get("defaults")
+        if isinstance(entries, dict):
+            hint = f"begin each entry with a dash: {_as_entries(cast(dict[Any, Any], entries))}"
+            self._add(Problem("defaults", "is not a list", hint=hint, where=f"{file}:{lines['defaults']}"))
+            whole["defaults"] = []
         if not isinstance(entries, list):
             return
         kept = list[Any]()
@@ -91,19 +97,40 @@ class FileFaults:
                 self._add(Problem(problem.path, problem.message, problem.value, "", problem.hint, f"{file}:{lines.get(f'defaults.{number}', 1)}"))
         whole["defaults"] = kept
 
+    def _leave_out_misplaced(self, whole: dict[str, Any], under: str, file: Path, lines: Mapping[str, int]) -> None:
+        """Take out choices of a group that stand among the values (`dataset: digits`)."""
+        for key, value in [] if under else list(whole.items()):
+            if key in self._groups and is_choice(value):
+                words = "this names a choice of the group, and choices are made in the defaults list"
+                hint = f"move it into the list under `defaults:`, as `- override /{key}: {_written(value)}`"
+                self._add(Problem(key, words, value, hint=hint, where=f"{file}:{lines.get(key, 1)}"))
+                del whole[key]
+
     def _wrong_choice(self, entry: Any, group: str) -> Problem | None:
-        """What is wrong with an entry of the defaults list: a group or a choice that there is not."""
+        """What is wrong with an entry of the defaults list: how it is written, or a group or a choice that there is not."""
+        if isinstance(entry, str) and (written := re.fullmatch(r"(?:override\s+)?/?([\w/]+)[\s=]+([\w/.-]+)", entry.strip())):
+            override = "override " if group and written[1] in self._chosen else ""
+            return Problem("defaults", "is not GROUP: CHOICE", entry, hint=f"write `- {override}/{written[1]}: {written[2]}`, with a colon")
         if isinstance(entry, str) and entry not in ("_self_", "schema") and "${" not in entry:
             named, _, choice = (entry[1:] if entry.startswith("/") else f"{group}/{entry}").strip("/").rpartition("/")
             return self._wrong(named, choice.partition("@")[0]) if named else None
-        if not isinstance(entry, dict) or len(cast(dict[Any, Any], entry)) != 1:
+        if not isinstance(entry, dict):
             return None
+        if len(cast(dict[Any, Any], entry)) != 1:
+            words = "holds several choices, and is one entry of the list"
+            return Problem("defaults", words, entry, hint=f"begin each with a dash: {_as_entries(cast(dict[Any, Any], entry))}")
         ((key, value),) = cast(dict[Any, Any], entry).items()
-        *words, named = str(key).split()
-        if "optional" in words or not named:
+        *words, given = str(key).split() or [""]
+        if "optional" in words or not given:
             return None
-        named = named.partition("@")[0]
+        named = given.partition("@")[0]
+        if group and not named.startswith("/") and f"{group}/{named}" not in self._groups and named in self._chosen:
+            words = "is looked for below the folder of this file"
+            return Problem(f"{group}/{named}", words, hint=f"write `- override /{given}: {_written(value)}`, with the slash")
         named = named[1:] if named.startswith("/") else f"{group}/{named}".strip("/")
+        if group and "override" not in words and "@" not in given and named in self._chosen:
+            words = "is chosen by samewise's config.yaml already, so this entry has to override it"
+            return Problem(named, words, hint=f"write `- override /{named}: {_written(value)}`")
         for choice in cast(list[Any], value) if isinstance(value, list) else [value]:
             problem = self._wrong(named, choice)
             if problem:
@@ -117,6 +144,20 @@ class FileFaults:
             return None
         known = self._groups[group]
         return Problem(group, NO_SUCH_CHOICE, choice, hint=close(str(choice), known) or f"`samewise list {group}` shows them")
+
+
+def is_choice(value: Any) -> bool:
+    """Whether a value of a component's place is the name of a choice, or several of them, rather than a component."""
+    names: Any = value if isinstance(value, list) and value else [value]
+    return all(isinstance(name, str) and name != "???" and "${" not in name for name in names)
+
+
+def _as_entries(choices: Mapping[Any, Any]) -> str:
+    return ", ".join(f"`- {key}: {_written(value)}`" for key, value in choices.items())
+
+
+def _written(value: Any) -> str:
+    return "null" if value is None else f"[{', '.join(map(str, cast(list[Any], value)))}]" if isinstance(value, list) else str(value)
 
 
 def problem_in_file(error: BaseException) -> Problem:

@@ -124,6 +124,12 @@ def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
     return found
 
 
+def faults_in_files(loader: ConfigLoaderImpl) -> FileFaults:
+    """Collects what is wrong in config files, as what this loader finds has it: its groups, and those that the root's defaults list has."""
+    chosen = yaml.safe_load(text_of(loader, ROOT))["defaults"]
+    return FileFaults(groups(loader), {key for entry in chosen if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
+
+
 def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
     """The root config with overrides, as Hydra composes it, its own settings included."""
     return loader.load_configuration(ROOT, list(given), RunMode.RUN, from_shell=False)

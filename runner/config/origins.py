@@ -12,8 +12,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from samewise.runner.config import schema
-from samewise.runner.config.file_faults import FileFaults
-from samewise.runner.config.loader import GIVEN, PROJECT, ROOT, config_loader, groups, text_of
+from samewise.runner.config.loader import GIVEN, PROJECT, ROOT, config_loader, faults_in_files, text_of
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat
 from samewise.runner.config.yaml_files import lines_of
@@ -32,7 +31,7 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     Returns:
         Config path to `configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `runner/config/schema.py:157`, or `override seed=1`.
     """
-    loader = config_loader(project, FileFaults(groups(config_loader(project))))
+    loader = config_loader(project, faults_in_files(config_loader(project)))
     defaults = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN)
     found = dict[str, str]()
     for default in defaults.defaults:

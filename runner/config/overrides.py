@@ -19,7 +19,7 @@ from samewise.runner.config import schema
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
 from samewise.runner.config.tree import leaves, paths
 from samewise.runner.config.types_in_words import expected_type, is_typed
-from samewise.runner.errors import Problem, close, first_line
+from samewise.runner.errors import Problem, close, first_line, same_words
 
 Load = Callable[[Sequence[str]], DictConfig]
 Groups = Mapping[str, Sequence[str]]
@@ -43,6 +43,8 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
     """The overrides that can be read and name one point, and a problem for each other one."""
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
+    given, torn = _torn(given, parser)
+    problems += torn
     for text in given:
         if text.startswith("="):
             problems.append(Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", "write KEY=VALUE without spaces around the ="))
@@ -62,6 +64,35 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
         else:
             good.append(override)
     return good, problems
+
+
+def _torn(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
+    """The overrides less those that a shell has split at the spaces of a list (`metrics=[f1, auroc]`), and a problem for each of these."""
+    rest, whole, problems = list(given), list[str](), list[Problem]()
+    while rest:
+        end = next((end for end in range(2, min(len(rest), _MOST_PARTS) + 1) if _is_torn(rest[:end], parser)), 1)
+        if end > 1:
+            joined = " ".join(rest[:end])
+            key = joined.partition("=")[0]
+            problems.append(Problem(key, "the shell has split this at its spaces", joined, "one argument", f"quote it: '{joined}'"))
+        else:
+            whole.append(rest[0])
+        del rest[:end]
+    return whole, problems
+
+
+_MOST_PARTS = 20
+
+
+def _is_torn(parts: Sequence[str], parser: OverridesParser) -> bool:
+    """Whether some arguments are one override whose bracket the first opens and the last closes."""
+    joined = " ".join(parts)
+    if "=" not in parts[0] or not any(parts[0].count(opened) > parts[0].count(closed) and parts[-1].endswith(closed) for opened, closed in ("[]", "{}", "()")):
+        return False
+    try:
+        return bool(parser.parse_overrides([joined]))
+    except (HydraException, ValueError):
+        return False
 
 
 def has_several_values(text: str) -> bool:
@@ -142,7 +173,8 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
 def _fact_that_is_not(wanted: str, path: str, cfg: DictConfig) -> str:
     """What a group asks of the data set that it does not say of itself; empty where that is more likely misspelt."""
     group, _, fact = wanted.partition(".")
-    near = get_close_matches(fact, [name.removeprefix("dataset.") for name in paths(cfg) if name.startswith("dataset.")], n=1, cutoff=0.75)
+    known = [name.removeprefix("dataset.") for name in paths(cfg) if name.startswith("dataset.")]
+    near = same_words(fact, known) or get_close_matches(fact, known, n=1, cutoff=0.75)
     return wanted if group == "dataset" and not path.startswith("dataset.") and not near else ""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ def evaluate(run: Run) -> None:
     """Evaluate the validation split with the trained model and with those that callbacks keep; log, compare with the best, tell the schedule."""
     scores = validate(run)
     metrics = {f"{split}/{name}": value for split, scored in scores.items() for name, value in scored.compute().items()}
+    tell_doubts(run, *scores.values())
     run.progress.metrics, run.recorder.scores, run.progress.evaluated = metrics, scores, run.step
     run.log({**metrics, "epoch": run.epoch})
     _compare_with_best(run)
@@ -35,6 +38,15 @@ def evaluate(run: Run) -> None:
 def validate(run: Run) -> dict[str, Scores]:
     """The scores of each of the `models_to_evaluate` on the validation split: `valid`, `ema/valid`."""
     return {f"{prefix}valid": measure_split(run, "valid", model) for prefix, model in models_to_evaluate(run).items()}
+
+
+def tell_doubts(run: Run, *scores: Scores) -> None:
+    """Print what a person should know of metrics that were computed, each thing once."""
+    for doubt in [doubt for scored in scores for doubt in scored.doubts()]:
+        if doubt not in run.recorder.cautions:
+            run.recorder.cautions.append(doubt)
+            if run.strategy.peers.is_main:
+                print(f"warning: {doubt}", file=sys.stderr)
 
 
 def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
@@ -96,7 +108,17 @@ def require_monitored(run: Run, names: Iterable[str]) -> None:
     """Raise a ConfigError unless `evaluate.monitor` is among the metrics' names."""
     monitor, known = run.evaluate.monitor, sorted(names)
     if monitor not in known:
-        raise ConfigError(Problem("evaluate.monitor", "no such metric is computed", monitor, ", ".join(known), nearest(monitor, known)))
+        hint = _by_choice(run, monitor, known) or nearest(monitor, known)
+        raise ConfigError(Problem("evaluate.monitor", "no such metric is computed", monitor, ", ".join(known), hint))
+
+
+def _by_choice(run: Run, monitor: str, known: Sequence[str]) -> str:
+    """The choice that would have a metric computed, where the recipe takes metrics by name; empty where none would."""
+    choices = [file.name.removesuffix(".yaml") for file in resources.files("samewise.configs").joinpath("metrics").iterdir()]
+    split, _, name = monitor.rpartition("/")
+    if name not in choices or "metrics" not in inspect.signature(type(run.recipe)).parameters:
+        return ""
+    return f"metrics=[{','.join([*(one for one in choices if f'{split}/{one}' in known), name])}] has it computed"
 
 
 def first_batch(run: Run, split: str, samples: int) -> Batch:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 from samewise.runner.errors import Problem, ends_process, first_line, raised_at
 from samewise.runner.records import trace
@@ -27,8 +29,13 @@ def refused_operator(error: BaseException) -> Problem | None:
     )
 
 
-def misfit(error: Exception | SystemExit) -> Problem:
-    """What a step raised, which comes from parts that are sound alone but do not fit together."""
+def misfit(error: Exception | SystemExit, model: Mapping[str, Any]) -> Problem:
+    """What a step raised, which comes from parts that are sound alone but do not fit together.
+
+    Args:
+        error: What it raised.
+        model: The config's `model`.
+    """
     if isinstance(error, SystemExit):
         message, where = ends_process("the first step", error)
         return Problem("recipe, model, dataset, transforms", message, hint=where)
@@ -38,18 +45,18 @@ def misfit(error: Exception | SystemExit) -> Problem:
         "recipe, model, dataset, transforms",
         f"the first step fails: {type(error).__name__}: {first_line(error)}",
         expected="a model that takes the transformed batch, and outputs that the recipe takes",
-        hint=_advice(error),
+        hint=_advice(error, model),
     )
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, model: Mapping[str, Any]) -> str:
     """What to do where parts do not fit, as far as torch's words tell it: else the line of the user's that failed."""
     said = str(error)
     if re.search(r"expected scalar type (Byte but found Float|Float but found Byte)|unsigned char|not implemented for 'Byte'", said):
         return "the model is given integers from 0 to 255: choose transforms that make them float, such as transforms=images"
     if channels := re.search(r"to have (\d+) channels, but got (\d+) channels", said):
         needs, has = channels.groups()
-        other = f"choose a model of {has} (of resnet18_small: model.in_channels={has}), or images of {needs}"
+        other = f"model.in_channels={has}" if "in_channels" in model else f"choose a model for any number (model=resnet18_small), or images of {needs}"
         return f"the model takes {needs} channels, and the data have {has}: {other}"
     return raised_at(error, anywhere=False) or "--debug shows where"
 

@@ -190,7 +190,7 @@ def _explained(run: Run, error: BaseException) -> BaseException:
     if too_much := out_of_memory(run, error):
         return (TrainingError if run.step else ConfigError)(too_much)
     if run.step == 0 and isinstance(error, RuntimeError | ValueError | TypeError | KeyError | AttributeError | SystemExit):
-        return ConfigError(misfit(error))
+        return ConfigError(misfit(error, run.config.model))
     if isinstance(error, SystemExit):
         message, where = ends_process("something", error)
         return TrainingError(Problem(f"step {run.step + 1}", message, hint=where))

@@ -102,7 +102,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
         except SamewiseError:
             raise
         except (Exception, SystemExit) as error:
-            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or misfit(error)) from error
+            raise ConfigError(refused_operator(error) or out_of_memory(run, error) or misfit(error, composed.cfg.model)) from error
         finally:
             run.strategy.end()
     return run

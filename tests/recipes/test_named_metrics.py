@@ -93,3 +93,16 @@ def test_what_does_not_fit_is_said_before_training(
     monkeypatch.chdir(tmp_path)
     assert main(["check", "experiment=resnet18_digits", "debug=tiny", "model.width=4", *overrides]) == ConfigError.exit_code
     assert said in capsys.readouterr().err
+
+
+def test_what_torchmetrics_warns_of_is_kept_once_and_not_printed(recipe: Classification, recwarn: pytest.WarningsRecorder) -> None:
+    scores = recipe.scores(None)
+    batch = {"image": torch.randn(6, CLASSES, 1, 1), "label": torch.tensor([0, 1, 2, 0, 1, 2])}
+    scores.add(recipe.measure(Given(), batch))
+    assert scores.doubts() == []
+    scores.compute()
+    scores.compute()
+    (doubt,) = [one for one in scores.doubts() if one.path == "recipe.metrics.auroc"]
+    assert "torchmetrics warns: No positive samples" in doubt.message
+    assert "a class that no evaluated sample has" in doubt.hint
+    assert not [one for one in recwarn if "No positive samples" in str(one.message)]

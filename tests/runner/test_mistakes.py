@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong on the first day, thirty of it: the message's first line says what to do."""
+"""What a newcomer gets wrong on the first day, fifty of it: the message's first line says what to do."""
 
 from __future__ import annotations
 
@@ -50,12 +50,43 @@ MISTAKES = {
     "data that are not downloaded": (("train", "dataset=mnist", "debug=tiny", "tracking=none"), "dataset.download=true"),
     "recordings for an image model": (("train", "dataset=spoken_digits"), "transforms=none"),
     "transforms that leave bytes": ((*TINY, "transforms=none"), "such as transforms=images"),
-    "grey images for a colour model": (("train", "dataset=digits", "model=resnet18", "debug=tiny", "tracking=none"), "model.in_channels=1"),
+    "grey images for a colour model": (("train", "dataset=digits", "model=resnet18", "debug=tiny", "tracking=none"), "model=resnet18_small"),
+    "another number of channels": ((*DIGITS, "model.in_channels=3"), "hint: the model takes 3 channels, and the data have 1: model.in_channels=1"),
+    "a metric that is not computed yet": ((*DIGITS, "evaluate.monitor=valid/f1", "evaluate.mode=max"), "metrics=[f1]"),
+    "one more metric": ((*DIGITS, "metrics=[recall]", "evaluate.monitor=valid/f1", "evaluate.mode=max"), "metrics=[recall,f1]"),
+    "a list with a space": ((*DIGITS, "metrics=[f1,", "auroc]"), "quote it: 'metrics=[f1, auroc]'"),
+    "a mapping with spaces": ((*DIGITS, "+param_groups.head={match:", "fc.*,", "lr:", "1.0}"), "quote it: '+param_groups.head={match: fc.*, lr: 1.0}'"),
+    "another optimizer's class": ((*DIGITS, "optimizer._target_=torch.optim.RMSprop"), "choose optimizer=rmsprop; in a file: `- override /optimizer: rmsprop`"),
+    "an own class over a choice": ((*DIGITS, "optimizer=adamw", "optimizer._target_=torch.optim.optimizer.Optimizer"), "~optimizer.betas ~optimizer.eps"),
+    "words in another order": ((*DIGITS, "model.num_classes=${dataset.classes_num}"), "did you mean 'dataset.num_classes'?"),
     "a run that is not there": (("eval", "0123456789ab"), "samewise train"),
     "no run": (("eval",), "`samewise eval --help`"),
     "a sweep that is not there": (("report", "mine"), "samewise sweep"),
     "a folder of runs for a run": (("eval", "runs"), "samewise runs"),
     "an unknown package": (("train", "model._target_=mymodels.Net"), "--package"),
+}
+
+
+CHOICES = "  - override /model: resnet20_cifar\n  - override /dataset: digits\n"
+
+IN_FILES = {
+    "a choice without override": ("defaults:\n  - /model: resnet20_cifar\n  - override /dataset: digits\n", "write `- override /model: resnet20_cifar`"),
+    "choices without anything": ("defaults:\n  - model: resnet20_cifar\n  - _self_\n", "write `- override /model: resnet20_cifar`, with the slash"),
+    "override without a slash": ("defaults:\n  - override model: resnet20_cifar\n", "write `- override /model: resnet20_cifar`, with the slash"),
+    "override without a colon": (f"defaults:\n{CHOICES}  - override /scheduler cosine\n", "write `- override /scheduler: cosine`, with a colon"),
+    "override with =": (f"defaults:\n{CHOICES}  - override /scheduler=cosine\n", "write `- override /scheduler: cosine`, with a colon"),
+    "two choices in one entry": ("defaults:\n  - override /model: resnet20_cifar\n    override /dataset: digits\n", "begin each with a dash"),
+    "a defaults list without dashes": ("defaults:\n  override /model: resnet20_cifar\n", "begin each entry with a dash: `- override /model: resnet20_cifar`"),
+    "a data set among the values": ("dataset: digits\n", "move it into the list under `defaults:`, as `- override /dataset: digits`"),
+    "an optimizer among the values": (f"defaults:\n{CHOICES}  - _self_\noptimizer: adamw\n", "as `- override /optimizer: adamw`"),
+    "a loss among the values": ("loss: focal\n", "as `- override /loss: focal`"),
+    "callbacks among the values": ("callbacks: [default, ema]\n", "as `- override /callbacks: [default, ema]`"),
+    "another optimizer's class in a file": (
+        "defaults:\n  - override /optimizer: adamw\n  - _self_\noptimizer:\n  _target_: torch.optim.SGD\n  momentum: 0.9\n",
+        "in a file: `- override /optimizer: sgd`",
+    ),
+    "a reference of words in another order": ("model:\n  num_classes: ${dataset.classes_num}\n", "did you mean 'dataset.num_classes'?"),
+    "a group in the plural": ("defaults:\n  - override /models: resnet20_cifar\n", "did you mean 'model'?"),
 }
 
 
@@ -77,6 +108,25 @@ def test_the_first_line_says_what_to_do(kind: str, samewise: Callable[..., Any],
     assert done.returncode == 2, done.stderr
     assert any(advice in line for line in lines if not line.startswith(("    value:", "    expected:"))), done.stderr
     assert "hint: " in first or "expected: " in first, done.stderr
+
+
+@pytest.mark.parametrize("kind", IN_FILES)
+def test_a_mistake_in_an_experiment_file_is_one_problem_with_its_line_and_says_what_to_write(kind: str, samewise: Callable[..., Any], here: Path) -> None:
+    text, advice = IN_FILES[kind]
+    (here / "experiment").mkdir()
+    (here / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+    done = samewise("check", "experiment=mine", "--config-dir", here, "--static", "tracking=none", "device=cpu")
+    assert done.returncode == 2
+    first = done.stderr.splitlines()[0]
+    assert first.startswith(f"error: {here / 'experiment' / 'mine.yaml'}:"), done.stderr
+    assert advice in first.partition("hint: ")[2], done.stderr
+
+
+def test_a_files_several_mistakes_are_told_at_once(samewise: Callable[..., Any], here: Path) -> None:
+    (here / "experiment").mkdir()
+    (here / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - model: resnet20_cifar\ndataset: digits\nseed: one\n")
+    told = json.loads(samewise("check", "experiment=mine", "--config-dir", here, "--static", "--json").stdout or "{}").get("problems", [])
+    assert [one["where"].rpartition(":")[2] for one in told] == ["3", "4", "5"]
 
 
 def test_advice_on_what_a_data_set_lacks_is_given_once_for_each_group(samewise: Callable[..., Any], here: Path) -> None:

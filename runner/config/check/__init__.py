@@ -2,7 +2,7 @@
 
 A rule is a function that takes the config and yields problems: `settings` has those of the runner's own keys (without torch), `components` those of
 every `_target_`, `unread` those of keys that nothing reads, `commands` those of what a launcher runs, `machine` what this machine cannot do. To add one,
-write it and put it into its file's `RULES`.
+write it and put it into its file's `RULES`. `left_over` puts many of them into one, where `_target_` names another component than the choice's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check(composed: Composed, project: Project) -> None:
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
     """What `check` raises."""
-    from samewise.runner.config.check import commands, components, machine, unread
+    from samewise.runner.config.check import commands, components, left_over, machine, unread
 
     whole = composed.whole
     of_components = [*components.required_are_there(whole), *components.problems_in(whole, project)]
@@ -36,6 +36,7 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
     found += unread.problems(composed)
     wrong_choices = tuple(f"{problem.path}." for problem in composed.problems if problem.message == NO_SUCH_CHOICE)
     found = [problem for problem in found if not problem.path.startswith(wrong_choices)]  # what the choice would have taken is not known
+    found = left_over.told_once(found, composed)
     found = found if composed.is_saved else located(found, composed.overrides, composed.project)
     return list({(problem.path, problem.message): problem for problem in reversed([*composed.problems, *found])}.values())[::-1]
 

@@ -17,6 +17,8 @@ Node = Mapping[str, Any]
 REQUIRED = ("recipe", "model", "scheduler", "precision", "strategy", "dataset.train", "dataset.valid")
 """What must be a component."""
 
+NO_SUCH_ARGUMENT = "has no such argument"
+
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -105,7 +107,7 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
             remove = f"leave it out, or remove it by ~{path}.{key}"
             yield Problem(
                 f"{path}.{key}",
-                f"{made.__qualname__} has no such argument",
+                f"{made.__qualname__} {NO_SUCH_ARGUMENT}",
                 value,
                 hint=f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}",
             )
