@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
-from samewise.runner.config import header
+from samewise.runner.config import header, monitors
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
@@ -134,6 +134,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     found = set_for_hydra(cfg.hydra)
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
+    problems += monitors.settle(cfg)
     problems += located([*found, *faults.unresolvable(cfg), *_settle_weights(cfg)], good, project)
     if problems and strict:
         raise ConfigError(*problems)

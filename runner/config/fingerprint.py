@@ -30,6 +30,7 @@ OUTSIDE = frozenset(
         "loader.pin_memory",
         "checkpoint",
         "evaluate.pictures",
+        "evaluate.also",
         "recipe.reads",  # how `predict` reads a user's file
         "strategy.init_method",
         "strategy.join_timeout_s",

@@ -249,6 +249,8 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         known = list(paths(cfg))
         if key in known:
             return Problem(key, _line(error), value)
+        if isinstance(value, dict) and isinstance(OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig):
+            return Problem(key, "has no such keys yet", value, hint=f"write '+{override.input_line}' to add them")
         return Problem(key, "no such key", value if not override.is_delete() else ..., hint=_nearest_key(key, override, cfg, known, groups))
 
 

@@ -67,10 +67,12 @@ class Evaluate:
     """Samples per evaluation batch."""
     limit: int | None = None
     """Evaluate only the first N batches of the validation split; null: all of it."""
-    monitor: str = "valid/loss"
-    """The metric that says which checkpoint is best, and that plateau schedules and early stopping follow."""
+    monitor: Any = "valid/loss"
+    """The metric that says which checkpoint is best, and that plateau schedules and early stopping follow. Of a list, the first; the others go to `also`."""
     mode: Mode = Mode.min
     """Whether lower or higher is better."""
+    also: dict[str, Mode] = field(default_factory=dict)
+    """More metrics, each with min or max: the best by each is kept and shown too. Changes no result."""
     pictures: bool = True
     """Draw pictures of the last evaluation. Changes no result."""
 

@@ -3,7 +3,7 @@
     checkpoints/step-00000040/state.pt         torch.save of tensors and plain values; loaded with weights_only=True
     checkpoints/step-00000040/manifest.json    step, sha256 of state.pt, digest of the weights, metrics
     checkpoints/step-00000040/shards/          with checkpoint.sharded, the tensors that the processes held in shards (`shards`)
-    checkpoints/latest, checkpoints/best       links to folders, replaced atomically
+    checkpoints/latest, checkpoints/best       links to folders, replaced atomically; checkpoints/best-valid-loss by a metric of `evaluate.also`
 
 A folder is written under another name, synced and renamed, so one that has its name is whole; what the disk did to it afterwards the hash tells.
 A damaged one is renamed, and none is removed because it could not be read.
@@ -57,7 +57,7 @@ def list_checkpoints(folder: Path) -> list[Kept]:
 
 
 def choose_checkpoint(folder: Path, which: str) -> Kept:
-    """The checkpoint in a folder that `best`, `last` or a step names; the last where none is called best.
+    """The checkpoint in a folder that `best`, `last`, a step, or a metric of `evaluate.also` names; the last where none is called best.
 
     Raises:
         CheckpointError: there are no checkpoints, or not the one named.
@@ -70,13 +70,18 @@ def choose_checkpoint(folder: Path, which: str) -> Kept:
     if which == "best":
         link = folder / "best"
         return next((one for one in kept if link.exists() and one.path.samefile(link)), kept[-1])
+    link = folder / best_by(which)
     for one in kept:
-        if str(one.step) == which:
+        if str(one.step) == which or ("/" in which and link.exists() and one.path.samefile(link)):
             return one
     steps = [str(one.step) for one in kept]
-    raise CheckpointError(
-        Problem("--checkpoint", "no such checkpoint", which, f"best, last, or one of {', '.join(steps)}", close(which, ["best", "last", *steps]))
-    )
+    known = ["best", "last", *(name for one in kept for name in one.metrics or {} if (folder / best_by(name)).exists()), *steps]
+    raise CheckpointError(Problem("--checkpoint", "no such checkpoint", which, f"one of {', '.join(dict.fromkeys(known))}", close(which, known)))
+
+
+def best_by(metric: str) -> str:
+    """The link to the checkpoint that is best by a metric of `evaluate.also`."""
+    return f"best-{metric.replace('/', '-')}"
 
 
 def _metrics(path: Path) -> Mapping[str, float] | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line
 from samewise.runner.records import shards
-from samewise.runner.records.checkpoint import FORMAT, Kept, list_checkpoints
+from samewise.runner.records.checkpoint import FORMAT, Kept, best_by, list_checkpoints
 from samewise.runner.records.digest import state_digest
 from samewise.runner.records.files import fsync_folder, set_aside, write_json
 
@@ -37,16 +37,28 @@ class Checkpoints:
         keep_every_steps: Keep for good each whose step is a multiple of this.
         monitor: The metric that says which is best.
         mode: "min" or "max".
+        also: More metrics, each with "min" or "max": as many of the best by each are kept.
         background: Write in a thread.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int, keep_best: int, keep_every_steps: int | None, monitor: str, mode: str, background: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_last: int,
+        keep_best: int,
+        keep_every_steps: int | None,
+        monitor: str,
+        mode: str,
+        background: bool,
+        also: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder = folder
         self._keep_last = max(keep_last, 1)
         self._keep_best = keep_best
         self._keep_every = keep_every_steps
-        self._monitor = monitor
-        self._mode = mode
+        self._modes = {monitor: mode} | dict(also or {})
+        self._links = {name: "best" if name == monitor else best_by(name) for name in self._modes}
         self._background = background
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -144,23 +156,24 @@ class Checkpoints:
 
     def _prune(self) -> None:
         kept = list_checkpoints(self._folder)
-        best = self._best_first(kept)
-        wanted = {one.step for one in (*kept[-self._keep_last :], *best[: self._keep_best])}
+        best = {name: self._best_first(kept, name) for name in self._modes}
+        wanted = {one.step for one in (*kept[-self._keep_last :], *(one for by in best.values() for one in by[: self._keep_best]))}
         wanted |= {one.step for one in kept if one.metrics is None}  # it may be the best
         wanted |= {one.step for one in kept if self._keep_every and one.step % self._keep_every == 0}
-        if best := [one for one in best if one.step in wanted]:  # with keep_best=0 the best of those that stay
-            self._link("best", best[0].path)
+        for name, link in self._links.items():
+            if stays := [one for one in best[name] if one.step in wanted]:  # with keep_best=0 the best of those that stay
+                self._link(link, stays[0].path)
         for one in kept:
             if one.step not in wanted:
                 shutil.rmtree(one.path, ignore_errors=True)
 
-    def _best_first(self, kept: list[Kept]) -> list[Kept]:
+    def _best_first(self, kept: list[Kept], monitor: str) -> list[Kept]:
         def rank(one: Kept) -> tuple[float, bool, int]:
-            value = (one.metrics or {})[self._monitor]
-            worse = value if self._mode == "min" else -value
+            value = (one.metrics or {})[monitor]
+            worse = value if self._modes[monitor] == "min" else -value
             return math.inf if math.isnan(worse) else worse, math.isnan(worse), one.step
 
-        return sorted((one for one in kept if one.metrics and self._monitor in one.metrics), key=rank)
+        return sorted((one for one in kept if one.metrics and monitor in one.metrics), key=rank)
 
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename what lies beyond `step`: damaged ones, when an older one is resumed from. Leftovers of interrupted writes are removed.

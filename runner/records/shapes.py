@@ -22,7 +22,7 @@ SUMMARY = {
     "weights_sha256": SHA256,
     "steps": int,
     "stopped_early?": (str, None),
-    "metrics": {"final": NUMBERS, "best": NUMBERS, "monitor": str, "evaluated?": str},
+    "metrics": {"final": NUMBERS, "best": NUMBERS, "monitor": str, "also?": {str: NUMBERS}, "evaluated?": str},
     "mlflow_run_id?": (str, None),
     "timings": {"training_s": float, "step_ms": float},
     "trace_sha256?": (SHA256, None),

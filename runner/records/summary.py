@@ -43,6 +43,10 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
     if monitor in best:
         told = f"(best {best[monitor]:.4f} at step {best['step']:.0f})"
         rows[:1] = [(monitor, f"{final[monitor]:.4f} {told}")] if monitor in final else [(monitor, told), *rows[:1]]
+    for name, one in reversed((metrics.get("also") or {}).items()):
+        told = f"(best {one[name]:.4f} at step {one['step']:.0f})"
+        rows = [row for row in rows if row[0] != name]
+        rows.insert(1, (name, f"{final[name]:.4f} {told}" if name in final else told))
     if metrics.get("evaluated"):
         rows.append(("evaluated", metrics["evaluated"]))
     rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({timings['step_ms']:.1f} ms per step, including evaluation)"))

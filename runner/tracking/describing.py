@@ -117,7 +117,8 @@ def _result(folder: RunFolder) -> str:
     monitor, final, best = str(metrics.get("monitor")), metrics.get("final") or {}, metrics.get("best") or {}
     if not {monitor, "step"} <= best.keys():
         return ""
-    return f": best `{monitor}` {best[monitor]:.4g} at step {best['step']:.0f}" + (f", last {final[monitor]:.4g}" if monitor in final else "")
+    also = "".join(f"; best `{name}` {one[name]:.4g} at step {one['step']:.0f}" for name, one in (metrics.get("also") or {}).items())
+    return f": best `{monitor}` {best[monitor]:.4g} at step {best['step']:.0f}" + (f", last {final[monitor]:.4g}" if monitor in final else "") + also
 
 
 def _text(value: Any) -> str:

@@ -51,7 +51,7 @@ class Sending:
         self._seen = False
         self._files_at = 0.0
         self._left_out = set[Path]()
-        self._best: best.Best | None = None
+        self._best: list[best.Best] | None = None
         self.progress = progress.load(folder).at(without_password(settings["uri"]))
 
     def synchronise(self, *, alive: bool) -> Sent:
@@ -193,10 +193,10 @@ class Sending:
         metrics: list[Metric] = []
         ended, last = self.progress.ended, self.progress.last_ms
 
-        monitored = self._monitored(offset) if path == self.folder.metrics else None
-        if monitored is not None and not offset:
+        monitored = self._monitored(offset) if path == self.folder.metrics else []
+        if monitored and not offset:
             started = next((entry.time_ms for entry, _ in journal.read_entries(path)), 0)
-            metrics.append(Metric(monitored.name, monitored.value, started, 0))
+            metrics.extend(Metric(one.name, one.value, started, 0) for one in monitored)
 
         def flush() -> None:
             for start in range(0, len(metrics), _BATCH):
@@ -209,22 +209,23 @@ class Sending:
             ended = entry.status or ended
             last = max(last, entry.time_ms)
             metrics.extend(Metric(describing.key(name), value, entry.time_ms, entry.step) for name, value in entry.metrics.items())
-            if monitored is not None and monitored.take(entry.metrics):
-                metrics.append(Metric(monitored.name, monitored.value, entry.time_ms, entry.step))
+            metrics.extend(Metric(one.name, one.value, entry.time_ms, entry.step) for one in monitored if one.take(entry.metrics))
             offset = behind
             if len(metrics) >= _BATCH:
                 flush()
         flush()
 
-    def _monitored(self, offset: int) -> best.Best | None:
-        """The best value of the monitored metric up to a place of the journal; None where the config names no metric."""
+    def _monitored(self, offset: int) -> list[best.Best]:
+        """The best values of the monitored metrics up to a place of the journal, `evaluate.monitor`'s first; none where the config names no metric."""
         if self._best is None and (config := read_text(self.folder.config)):
             evaluate = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(config))).get("evaluate") or {}
             if evaluate.get("monitor"):
-                self._best = best.Best(str(evaluate["monitor"]), mode=str(evaluate.get("mode")))
+                modes = {str(evaluate["monitor"]): evaluate.get("mode")} | (evaluate.get("also") or {})
+                self._best = [best.Best(name, mode=str(mode)) for name, mode in modes.items()]
                 for entry, _ in journal.read_entries(self.folder.metrics, end=offset) if offset else ():
-                    self._best.take(entry.metrics)
-        return self._best
+                    for one in self._best:
+                        one.take(entry.metrics)
+        return self._best or []
 
     def _log(self, kind: str, batch: list[Any]) -> None:
         """Send metrics, params or tags; of a batch that the store refuses, all but what it refuses, so that one bad entry holds up nothing else."""

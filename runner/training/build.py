@@ -319,5 +319,6 @@ def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:
         keep_every_steps=kept.keep_every_steps,
         monitor=cfg.evaluate.monitor,
         mode=str(cfg.evaluate.mode),
+        also={name: str(mode) for name, mode in cfg.evaluate.also.items()},
         background=kept.background,
     )

@@ -26,7 +26,7 @@ def checkpoint_due(run: Run) -> bool:
         return False
     by_steps = bool(settings.every_steps) and run.step % settings.every_steps == 0
     by_epochs = bool(settings.every_epochs) and run.step % (settings.every_epochs * run.plan.steps_per_epoch) == 0
-    is_best = settings.keep_best > 0 and run.progress.best.get("step") == run.step
+    is_best = settings.keep_best > 0 and any(one.get("step") == run.step for one in (run.progress.best, *run.progress.also.values()))
     return by_steps or by_epochs or is_best or at_end(run) or run.strategy.peers.stop_agreed is not None
 
 

@@ -94,7 +94,7 @@ def rehearse(run: Run) -> None:
     """Evaluate one batch before the first step, so that what is wrong with the evaluation is known now and not an epoch later.
 
     Raises:
-        ConfigError: `evaluate.monitor` is not among the metrics.
+        ConfigError: `evaluate.monitor`, or one of `evaluate.also`, is not among the metrics.
     """
     part = run.splits["valid"]
     scores = run.recipe.scores(part.dataset)
@@ -105,11 +105,12 @@ def rehearse(run: Run) -> None:
 
 
 def require_monitored(run: Run, names: Iterable[str]) -> None:
-    """Raise a ConfigError unless `evaluate.monitor` is among the metrics' names."""
-    monitor, known = run.evaluate.monitor, sorted(names)
-    if monitor not in known:
-        hint = _by_choice(run, monitor, known) or nearest(monitor, known)
-        raise ConfigError(Problem("evaluate.monitor", "no such metric is computed", monitor, ", ".join(known), hint))
+    """Raise a ConfigError unless `evaluate.monitor` and those of `evaluate.also` are among the metrics' names."""
+    known, computed = sorted(names), "no such metric is computed"
+    monitored = {run.evaluate.monitor: "evaluate.monitor"} | dict.fromkeys(run.evaluate.also, "evaluate.also")
+    hints = {name: _by_choice(run, name, known) or nearest(name, known) for name in monitored if name not in known}
+    if hints:
+        raise ConfigError(*(Problem(monitored[name], computed, name, ", ".join(known), hint) for name, hint in hints.items()))
 
 
 def _by_choice(run: Run, monitor: str, known: Sequence[str]) -> str:
@@ -187,9 +188,15 @@ def _evaluating(model: nn.Module) -> Generator[None]:
 
 
 def _compare_with_best(run: Run) -> None:
-    monitor, mode = run.evaluate.monitor, str(run.evaluate.mode)
     require_monitored(run, run.progress.metrics)
     progress = run.progress
-    value, best = progress.metrics[monitor], progress.best.get(monitor, math.nan)
-    if not progress.best or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best):
-        progress.best = {**progress.metrics, "step": run.step}
+    progress.best = _better(run, progress.best, run.evaluate.monitor, str(run.evaluate.mode))
+    progress.also = {name: _better(run, progress.also.get(name, {}), name, str(mode)) for name, mode in run.evaluate.also.items()}
+
+
+def _better(run: Run, known: dict[str, float], monitor: str, mode: str) -> dict[str, float]:
+    """The last evaluation, with its step, where it is the best by a metric; else the best known."""
+    metrics = run.progress.metrics
+    value, best = metrics[monitor], known.get(monitor, math.nan)
+    is_better = not known or (math.isnan(best) and not math.isnan(value)) or (value < best if mode == "min" else value > best)
+    return {**metrics, "step": run.step} if is_better else known

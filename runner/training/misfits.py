@@ -29,12 +29,12 @@ def refused_operator(error: BaseException) -> Problem | None:
     )
 
 
-def misfit(error: Exception | SystemExit, model: Mapping[str, Any]) -> Problem:
+def misfit(error: Exception | SystemExit, model: Mapping[str, Any] | None = None) -> Problem:
     """What a step raised, which comes from parts that are sound alone but do not fit together.
 
     Args:
         error: What it raised.
-        model: The config's `model`.
+        model: The config's `model`, where it is known.
     """
     if isinstance(error, SystemExit):
         message, where = ends_process("the first step", error)
@@ -45,7 +45,7 @@ def misfit(error: Exception | SystemExit, model: Mapping[str, Any]) -> Problem:
         "recipe, model, dataset, transforms",
         f"the first step fails: {type(error).__name__}: {first_line(error)}",
         expected="a model that takes the transformed batch, and outputs that the recipe takes",
-        hint=_advice(error, model),
+        hint=_advice(error, model or {}),
     )
 
 

@@ -20,6 +20,8 @@ class Progress:
     """Of the last evaluation."""
     best: dict[str, float] = field(default_factory=dict[str, float])
     """Of the best evaluation by `evaluate.monitor`, with its `step`."""
+    also: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    """Of the best evaluation by each metric of `evaluate.also`, with its `step`."""
     earlier_s: float = 0.0
     """Seconds spent training before the clock was started."""
     _started: float | None = field(default_factory=time.monotonic)
@@ -35,9 +37,11 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         """All of it, in plain values."""
-        return {"step": self.step, "evaluated": self.evaluated, "metrics": self.metrics, "best": self.best, "seconds": self.seconds}
+        also = {"also": self.also} if self.also else {}
+        return {"step": self.step, "evaluated": self.evaluated, "metrics": self.metrics, "best": self.best, **also, "seconds": self.seconds}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Stand where `state` was taken."""
         self.step, self.evaluated = state["step"], state["evaluated"]
         self.metrics, self.best, self.earlier_s = state["metrics"], state["best"], state["seconds"]
+        self.also = state.get("also", {})

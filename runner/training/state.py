@@ -93,6 +93,7 @@ def summarise(run: Run) -> dict[str, Any]:
     """How the run ended, as in summary.json."""
     seconds, evaluated = run.progress.seconds, left_out(run, "valid")
     metrics = {"final": run.progress.metrics, "best": run.progress.best, "monitor": run.evaluate.monitor}
+    metrics |= {"also": run.progress.also} if run.progress.also else {}
     return {
         "status": "finished",
         "fingerprint": run.fingerprint,

@@ -43,7 +43,10 @@ def _type(field: Field[Any]) -> str:
     named = getattr(schema, name, None)
     if isinstance(named, type) and issubclass(named, Enum):
         return " / ".join(str(one.value) for one in named)
-    return {"Any": "component", "dict[str, Any]": "by name", "dict[str, str]": "names to text"}.get(name, name).replace(" | None", " or null")
+    if field.name == "monitor":
+        return "str or list[str]"
+    mappings = {"dict[str, Mode]": "names to min or max", "dict[str, Any]": "by name", "dict[str, str]": "names to text"}
+    return ({"Any": "component"} | mappings).get(name, name).replace(" | None", " or null")
 
 
 def _shown(value: Any) -> str:

@@ -50,6 +50,17 @@ def test_the_best_is_by_the_monitored_metric_and_of_equal_ones_the_first(tmp_pat
     assert steps_in(tmp_path) == [first, first + 1, 6]
 
 
+def test_the_best_by_each_of_several_metrics_is_kept_and_found_by_the_metrics_name(tmp_path: Path) -> None:
+    kept = keeper(tmp_path, keep_last=1, monitor="valid/loss", also={"valid/accuracy": "max", "ema/valid/loss": "min"})
+    for step, (loss, accuracy) in enumerate([(0.5, 0.1), (0.2, 0.3), (0.4, 0.8), (0.3, 0.7), (0.6, 0.2)], start=1):
+        kept.save(step, state(step), {"valid/loss": loss, "valid/accuracy": accuracy, "ema/valid/loss": -loss})
+    assert steps_in(tmp_path) == [2, 3, 5]
+    named = {"best": 2, "valid/accuracy": 3, "ema/valid/loss": 5, "last": 5, "3": 3}
+    assert {which: checkpoint.choose_checkpoint(tmp_path, which).step for which in named} == named
+    with pytest.raises(CheckpointError, match="did you mean 'valid/accuracy'"):
+        checkpoint.choose_checkpoint(tmp_path, "valid/acuracy")
+
+
 def test_one_without_the_monitored_metric_is_not_the_best(tmp_path: Path) -> None:
     kept = keeper(tmp_path, keep_last=9)
     for step, metrics in enumerate([{}, {"other": 0.0}, {"loss": 0.5}, {}], start=1):

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+from samewise.runner.config.monitors import better
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import at, flat
 from samewise.runner.errors import Problem, nearest
@@ -69,9 +70,6 @@ VARIABLES = (
 )
 """Variables that choose how numbers are computed. Any other could run a stranger's program (PATH, LD_PRELOAD, OMP_TOOL_LIBRARIES) or write a file
 (MKL_VERBOSE_OUTPUT_FILE)."""
-
-LESS_IS_BETTER = re.compile(r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits)$")
-MORE_IS_BETTER = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|map|si_sdri?|sdri?)$")
 
 LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")
@@ -144,13 +142,16 @@ def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
 
 
 def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
-    monitor, mode = str(at(cfg, "evaluate.monitor")), at(cfg, "evaluate.mode")
-    if "/" not in monitor:
-        yield Problem("evaluate.monitor", "names no split", monitor, "SPLIT/METRIC", f"evaluate.monitor=valid/{monitor}")
-    elif mode == "max" and LESS_IS_BETTER.search(monitor):
-        yield Problem("evaluate.mode", f"would take the worst {monitor} as the best", mode, "min")
-    elif mode == "min" and MORE_IS_BETTER.search(monitor):
-        yield Problem("evaluate.mode", f"would take the worst {monitor} as the best", mode, "max")
+    also, others = at(cfg, "evaluate.also") or {}, [("callbacks.early_stopping", "monitor"), ("scheduler", "metric")]
+    given = [("evaluate.monitor", "evaluate.mode", at(cfg, "evaluate.monitor"), at(cfg, "evaluate.mode"))]
+    given += [("evaluate.also", f"evaluate.also.{name}", name, mode) for name, mode in also.items()]
+    given += [(f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode")) for part, key in others if at(cfg, f"{part}.{key}")]
+    for path, of_mode, monitor, mode in given:
+        wanted = better(str(monitor))
+        if "/" not in str(monitor):
+            yield Problem(path, "names no split", monitor, "SPLIT/METRIC", f"{path}=valid/{monitor}" if path != "evaluate.also" else f"valid/{monitor}")
+        elif wanted is not None and mode in ("min", "max") and mode != wanted.value and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor")):
+            yield Problem(of_mode, f"would take the worst {monitor} as the best", mode, wanted.value)
 
 
 def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:

@@ -1,0 +1,76 @@
+"""Several monitored metrics: each keeps its best checkpoint, and is shown at the end and in MLflow; what cannot be monitored is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.config import check
+from samewise.runner.config.compose import compose, dump, parse
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError
+
+BARE = Project(Path(__file__).resolve().parents[2])
+DIGITS = ("experiment=resnet18_digits", "device=cpu")
+
+
+def test_of_a_list_the_first_decides_and_the_others_are_no_part_of_the_experiment() -> None:
+    alone = compose([*DIGITS, "callbacks=[default,early_stopping]"], project=BARE)
+    several = compose([*DIGITS, "callbacks=[default,early_stopping]", "evaluate.monitor=[valid/accuracy,valid/loss,valid/accuracy_top5]"], project=BARE)
+    assert several.cfg.evaluate.monitor == several.cfg.callbacks.early_stopping.monitor == "valid/accuracy"
+    assert {name: str(mode) for name, mode in several.cfg.evaluate.also.items()} == {"valid/loss": "min", "valid/accuracy_top5": "max"}
+    assert several.fingerprint == alone.fingerprint
+    assert several.folder.path == alone.folder.path
+    again = parse(dump(several))
+    assert again.cfg.evaluate == several.cfg.evaluate
+    assert check.problems(several, BARE) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "advice"),
+    [
+        (["evaluate.monitor=[valid/accuracy,valid/distance]"], "evaluate.monitor", "+evaluate.also={valid/distance: max}"),
+        (["evaluate.monitor=[valid/loss,valid/loss]"], "evaluate.monitor", "[SPLIT/METRIC, ...]"),
+        (["evaluate.monitor=[]"], "evaluate.monitor", "[SPLIT/METRIC, ...]"),
+        (["evaluate.also={valid/loss: min}"], "evaluate.also", "+evaluate.also={valid/loss: min}"),
+        (["+evaluate.also={valid/loss: max}"], "evaluate.also.valid/loss", "min"),
+        (["+evaluate.also={loss: min}"], "evaluate.also", "valid/loss"),
+        (["callbacks=[default,early_stopping]", "callbacks.early_stopping.monitor=valid/loss"], "callbacks.early_stopping.mode", "min"),
+        (["scheduler=plateau", "scheduler.metric=valid/loss"], "scheduler.mode", "min"),
+    ],
+)
+def test_what_cannot_be_monitored_is_said(given: list[str], path: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check.check(compose([*DIGITS, *given], project=BARE), BARE)
+    problem = next(one for one in caught.value.problems if one.path == path)
+    assert advice in f"{problem.expected} {problem.hint}"
+
+
+def test_the_best_by_each_is_in_the_end_line_the_summary_and_mlflow(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    given = ("train", *DIGITS, "debug=tiny", "model.width=4", "max_steps=6", "evaluate.every_steps=2", "optimizer.lr=1.0")
+    done = samewise(*given, "evaluate.monitor=[valid/accuracy,valid/loss]")
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs" / "resnet18_digits").iterdir()
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = {entry["step"]: entry["metrics"]["valid/loss"] for entry in entries if "valid/loss" in entry.get("metrics", {})}
+    accuracies = {entry["step"]: entry["metrics"]["valid/accuracy"] for entry in entries if "valid/accuracy" in entry.get("metrics", {})}
+    lowest, highest = min(losses, key=losses.__getitem__), max(accuracies, key=accuracies.__getitem__)
+    metrics = json.loads((run / "summary.json").read_text())["metrics"]
+    assert (metrics["also"]["valid/loss"]["step"], metrics["also"]["valid/loss"]["valid/loss"]) == (lowest, losses[lowest])
+    assert metrics["best"]["step"] == highest
+    first, second = done.stdout.splitlines()[1:3]
+    assert first.split()[0] == "valid/accuracy"
+    assert second.split() == ["valid/loss", f"{losses[6]:.4f}", "(best", f"{losses[lowest]:.4f}", "at", "step", f"{lowest})"]
+    assert (run / "checkpoints" / "best-valid-loss").resolve().name == f"step-{lowest:08d}"
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    (stored,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    assert stored.data.metrics["best/valid/loss"] == pytest.approx(losses[lowest])
+    assert stored.data.metrics["best/valid/accuracy"] == pytest.approx(accuracies[highest])
