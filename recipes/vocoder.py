@@ -15,11 +15,11 @@ from torch.utils.data import default_collate
 
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.datasets.transforms.vocoder_mel import VocoderMel
-from samewise.recipes.models.wavernn import speak
+from samewise.recipes.models.wavernn import WaveRNN, conditioning, speak, step
 from samewise.recipes.parts.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.runner.errors import ConfigError, DataError, Problem
-from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
+from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,27 @@ class Vocoder(Recipe):
             made.append(Spoken(Resynthesis(batch["name"][place], true.cpu(), again.cpu(), float(distance)), self.front_end.sample_rate))
         return made
 
+    def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
+        """What a program needs to speak: `conditioning`, once for each spectrogram, and `step`, once for each sample, drawn by `uniform` float32[B, 2].
+
+        Their checks are what is spoken for a short spectrogram, and the numbers by which it was drawn.
+        """
+        if not isinstance(model, WaveRNN):
+            return {}
+        mel = batch["mel"][:, :, : model.kernel_size + 7].contiguous()
+        known = list(conditioning(model, mel).values())
+        uniform = torch.rand(len(known[0]), len(mel), 2, generator=torch.Generator().manual_seed(0))
+        sample, states, spoken = torch.zeros(len(mel)), (torch.zeros(len(mel), model.n_rnn),) * 2, list[Tensor]()
+        example = dict[str, Tensor]()
+        for time, numbers in enumerate(uniform):
+            names = ("sample", "state1", "state2", "entry", "second", "third", "fourth", "uniform")
+            given = dict(zip(names, (sample, *states, *(one[time] for one in known), numbers), strict=True))
+            example = given if time < 4 else example  # with states that are not zero
+            sample, *states = self._next(model, *given.values()).values()
+            spoken.append(sample)
+        checks = {"uniform": uniform, "spoken": torch.stack(spoken, 1)}
+        return {"conditioning": Form(conditioning, {"mel": mel}), "step": Form(self._next, example, checks)}
+
     def log_mel_distance(self, true: Tensor, spoken: Tensor) -> Tensor:
         """float32[B] in dB: the difference of the two log-mel spectrograms, a root mean square over bands, averaged over frames.
 
@@ -153,6 +174,11 @@ class Vocoder(Recipe):
         # One row for each sample: over (N, C, T) the gradient of cross-entropy is not deterministic on CUDA.
         flat = outputs.reshape(-1, self.amplitudes.n_classes)
         return self.amplitudes.surprise(flat.to(torch.promote_types(flat.dtype, torch.float32)), target.reshape(-1)).view(target.shape)
+
+    def _next(self, model: WaveRNN, *given: Tensor) -> dict[str, Tensor]:
+        *known, uniform = given
+        outputs, state1, state2 = step(model, *known)
+        return {"next": self.amplitudes.drawn_by(outputs, uniform), "after1": state1, "after2": state2}
 
     def _spoken(self, model: nn.Module, mel: Tensor) -> Tensor:
         return self.amplitudes.heard(speak(model, mel, self.amplitudes.drawn))

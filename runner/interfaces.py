@@ -98,10 +98,12 @@ class Form:
     Args:
         call: From the model and these tensors to what it gives, by name.
         inputs: An example, by name, in the order of the call. Where all of them are entries of the batch, its transforms can go into the export.
+        checks: What a program that calls it in a loop of its own can hold its result against.
     """
 
     call: Callable[..., Mapping[str, Tensor]]
     inputs: Mapping[str, Tensor]
+    checks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Recipe(abc.ABC):

@@ -35,6 +35,15 @@ class Amplitudes(abc.ABC):
     def drawn(self, outputs: Tensor) -> Tensor:
         """float32[B] as the model reads them: a sample from each row of float32[B, n_classes], by the default generator."""
 
+    @abc.abstractmethod
+    def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        """As `drawn`, by numbers float32[B, 2] from [0, 1) in place of the generator: for runtimes that have another one, or none."""
+
+
+def _chosen(logits: Tensor, uniform: Tensor) -> Tensor:
+    """int64[B, 1]: of each row of float32[B, C], the class in whose part of [0, 1) a number float32[B, 1] lies."""
+    return (logits.softmax(1).cumsum(1) <= uniform).sum(1, keepdim=True).clamp(max=logits.shape[1] - 1)
+
 
 @final
 class MuLaw(Amplitudes):
@@ -62,6 +71,9 @@ class MuLaw(Amplitudes):
 
     def drawn(self, outputs: Tensor) -> Tensor:
         return self._scaled(torch.multinomial(outputs.softmax(1), 1)[:, 0])
+
+    def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        return self._scaled(_chosen(outputs, uniform[:, :1])[:, 0])
 
     def _scaled(self, labels: Tensor) -> Tensor:
         return 2.0 * labels.to(torch.float32) / (self.n_classes - 1) - 1.0
@@ -111,9 +123,16 @@ class LogisticMixture(Amplitudes):
     def drawn(self, outputs: Tensor) -> Tensor:
         weight, mean, log_scale = self._components(outputs)
         chosen = torch.multinomial(weight.softmax(1), 1)
-        noise = torch.rand(len(outputs), 1, device=outputs.device).clamp(1e-5, 1.0 - 1e-5)
-        value = mean.gather(1, chosen) + log_scale.gather(1, chosen).exp() * (noise.log() - (-noise).log1p())
-        return self.written(value[:, 0])
+        return self._value(mean.gather(1, chosen), log_scale.gather(1, chosen), torch.rand(len(outputs), 1, device=outputs.device))
+
+    def drawn_by(self, outputs: Tensor, uniform: Tensor) -> Tensor:
+        weight, mean, log_scale = self._components(outputs)
+        chosen = _chosen(weight, uniform[:, :1])
+        return self._value(mean.gather(1, chosen), log_scale.gather(1, chosen), uniform[:, 1:])
+
+    def _value(self, mean: Tensor, log_scale: Tensor, noise: Tensor) -> Tensor:
+        noise = noise.clamp(1e-5, 1.0 - 1e-5)
+        return self.written((mean + log_scale.exp() * (noise.log() - (-noise).log1p()))[:, 0])
 
     def _components(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, mean, log_scale = outputs.chunk(3, 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,18 +74,23 @@ def run(args: argparse.Namespace) -> int:
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
     prepare(composed.cfg.reproducibility)
-    call, about, accuracy = _model(args, folder, composed, quantised="onnx-int8" in to)
+    calls, about, accuracy = _model(args, folder, composed, quantised="onnx-int8" in to)
     from samewise.runner.exports import folder as exports
 
-    found = exports.write(args.out, call, to=to, tolerance=args.tolerance, about=about, accuracy=accuracy)
+    places = {call.part if len(calls) > 1 else "": call for call in calls}
+    options: dict[str, Any] = {"to": to, "tolerance": args.tolerance, "about": about}
+    found = {place: exports.write(args.out / place, call, accuracy=partial(accuracy, call), **options) for place, call in places.items()}
     if args.json:
-        print(json.dumps({"folder": str(args.out), "run": about["run"], "step": about["step"], "formats": [asdict(one) for one in found]}))
+        said = {place: [asdict(one) for one in formats] for place, formats in found.items()}
+        formats = {"formats": said[""]} if "" in said else {"parts": said}
+        print(json.dumps({"folder": str(args.out), "run": about["run"], "step": about["step"], **formats}))
         return 0
-    print(f"{args.out}: {about['experiment']}, step {about['step']:,}" + (f", its {call.part}" if call.part else ""))
-    for name in ("weights.safetensors", *(exports.formats.FORMATS[one.format].file for one in found)):
-        words = next((one.words for one in found if exports.formats.FORMATS[one.format].file == name), "by the model's own names")
-        print(f"  {name:<22} {args.out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
-    print(f"next:\n  samewise verify {args.out}")
+    for place, call in places.items():
+        out, held = args.out / place, {exports.formats.FORMATS[one.format].file: one.words for one in found[place]}
+        print(f"{out}: {about['experiment']}, step {about['step']:,}" + (f", its {call.part}" if call.part else ""))
+        for name, words in {"weights.safetensors": "by the model's own names", **held}.items():
+            print(f"  {name:<22} {out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
+    print("next:", *(f"  samewise verify {args.out / place}" for place in places), sep="\n")
     return 0
 
 
@@ -97,11 +103,9 @@ def _kinds(given: str) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, quantised: bool) -> tuple[Call, dict[str, Any], Callable[..., Accuracy]]:
-    """The model, called as its evaluation calls it on the first samples of the validation split; what is known of it; and what measures what int8 loses."""
-    from dataclasses import replace
-    from functools import partial
-
+def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, quantised: bool) -> tuple[list[Call], dict[str, Any], Callable[..., Accuracy]]:
+    """The model, or its forms, called on the first samples of the validation split; what is known of it; and what measures what int8 loses."""
+    import torch
     from omegaconf import OmegaConf
 
     from samewise.runner.config import project
@@ -120,14 +124,15 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
         require_weights(args.weights, (name.rstrip("/") for name in models if name))
     model, transform, loaded = models[prefix].eval(), run.transforms["eval"], first_batch(run, "valid", run.recipe.export_samples)
     streams.enter(run.seed, "eval", 0)
-    forms = {} if args.module else run.recipe.forms(model, transform(loaded))
+    with torch.no_grad():
+        forms = run.recipe.forms(model, transform(loaded))
     streams.enter(run.seed, "eval", 0)
-    if forms:
-        (call,) = (in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in forms.items())
-    else:
+    wanted = {name: form for name, form in forms.items() if args.module is None or name == args.module}
+    calls = [in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in wanted.items()]
+    if not calls:
         call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)
-    if quantised and not forms:
-        call = replace(call, examples=quantising.examples(run, model, module=args.module, whole=call.whole))
+        more = quantising.examples(run, model, module=args.module, whole=call.whole) if quantised else ()
+        calls = [replace(call, examples=more)]
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     data: dict[str, Any] = environment.get("data", {})
@@ -146,4 +151,4 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
         "recipe": cfg["recipe"],
         "precision": cfg["precision"],
     }
-    return call, about, partial(quantising.accuracy, run, model, call, most=args.most_lost)
+    return calls, about, partial(quantising.accuracy, run, model, most=args.most_lost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -91,6 +91,7 @@ class Call:
         outputs: By name: `output`, or by their place in what the model returns: `output.0.boxes`.
         whole: Whether the batch transforms of evaluation are in it.
         returned: From these outputs to what the model itself returns.
+        checks: As in `Form`.
         examples: More inputs, from which a quantiser takes ranges of numbers.
     """
 
@@ -100,6 +101,7 @@ class Call:
     outputs: dict[str, Tensor]
     whole: bool = False
     returned: Callable[[Sequence[Tensor]], Any] = list
+    checks: Mapping[str, Tensor] = field(default_factory=dict)
     examples: tuple[Mapping[str, Tensor], ...] = ()
 
 
@@ -164,7 +166,7 @@ def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: T
         raise ConfigError(Problem("model", f"finds nothing in the example ({empty}), so no format could be held against it", type(model).__name__, hint=hint))
     entries = tuple(one if one in loaded else None for one in inputs)
     before = _before(loaded, transform, entries) if whole else None
-    made = Call(name, Function(model, (), {}, call=form.call).eval(), inputs, outputs)
+    made = Call(name, Function(model, (), {}, call=form.call).eval(), inputs, outputs, checks=form.checks)
     return _whole(made, Function(model, (), {}, before, form.call).eval(), loaded, before)
 
 

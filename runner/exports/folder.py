@@ -67,7 +67,9 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu() for name, tensor in call.function.model.state_dict().items()}
     write_tensors(folder / WEIGHTS, weights)
-    vectors = {f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs)) for name, tensor in of.items()}
+    vectors = {
+        f"{kind}/{name}": tensor for kind, of in (("input", call.inputs), ("output", call.outputs), ("check", call.checks)) for name, tensor in of.items()
+    }
     in_short = {"inputs": call.inputs, "outputs": call.outputs, "classes": about.get("classes") or ()}  # in order, for programs without a parser of JSON
     found, numbers, lost = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]]()
     for name in to:

@@ -200,6 +200,21 @@ def test_samples_are_drawn_from_the_probabilities_that_the_loss_gives():
     assert torch.allclose(shares, logits.softmax(0), atol=0.01)
 
 
+def test_samples_are_drawn_by_given_numbers_from_the_same_probabilities():
+    draws = 4000
+    uniform = torch.stack([(torch.arange(draws) + 0.5) / draws, torch.rand(draws, generator=torch.Generator().manual_seed(0))], 1)
+    mu_law, logits = MuLaw(n_classes=4), torch.tensor([0.0, 1.0, 2.0, -1.0])
+    drawn = mu_law.drawn_by(logits.expand(draws, 4), uniform)
+    shares = torch.stack([(drawn - level).abs() < 1e-6 for level in (-1, -1 / 3, 1 / 3, 1)]).sum(1) / draws
+    assert torch.allclose(shares, logits.softmax(0), atol=1e-3)
+    assert mu_law.drawn_by(logits[None], torch.tensor([[0.99999994, 0.0]])).item() == 1.0
+    mixture, outputs = LogisticMixture(n_classes=6, levels=9), torch.tensor([0.5, -0.5, -0.4, 0.6, -1.5, -2.0])
+    drawn = mixture.drawn_by(outputs.expand(draws, 6), uniform)
+    expected = (-mixture.surprise(outputs.expand(9, 6), levels := torch.arange(9) / 4 - 1)).exp()
+    shares = torch.stack([(drawn - level).abs() < 1e-6 for level in levels]).sum(1) / draws
+    assert torch.allclose(shares, expected, atol=0.03)
+
+
 @pytest.mark.parametrize("output", [MuLaw(), LogisticMixture()])
 def test_speaking_step_by_step_is_the_model_reading_what_it_spoke(output):
     model, mel, seen = network(output.n_classes), torch.rand(2, 6, 9), []

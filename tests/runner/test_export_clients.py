@@ -117,6 +117,13 @@ def test_an_onnx_model_runs_in_node(samewise: Callable[..., Any], tmp_path: Path
     folder = exported("onnx", tmp_path)
     holds(samewise, of("Node"), clients, folder, tmp_path)
 
+    assert samewise("train", "experiment=wavernn_spoken_digits", *TINY, f"run_root={tmp_path / 'runs'}").returncode == 0
+    speaker = next(tmp_path.glob("runs/wavernn_spoken_digits/*"))
+    assert samewise("export", speaker, "--to", "onnx", "--out", tmp_path / "speaker").returncode == 0
+    said = subprocess.run(["node", str(clients / "node" / "speak.mjs"), str(tmp_path / "speaker")], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "spoken " in said.stdout
+
     (folder / "model.onnx").write_bytes(b"not a model")
     ended = run(of("Node"), clients, folder)
     assert ended.returncode == 2

@@ -1,0 +1,120 @@
+"""A WaveRNN's conditioning and step in other runtimes, and the loop around them in programs of their own, speak what the model speaks by the same numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samewise.runner.records.tensor_file import read_tensors, write_tensors
+
+TINY = ["debug=tiny", "max_steps=2", "evaluate.pictures=false", "tracking=none"]
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from samewise.runner.cli import main
+
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    root = tmp_path_factory.mktemp("vocoder")
+    assert main(["train", "experiment=wavernn_spoken_digits", *TINY, f"run_root={root}"]) == 0
+    return next(root.glob("wavernn_spoken_digits/*"))
+
+
+@pytest.fixture(scope="module")
+def speaker(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from samewise.runner.cli import main
+
+    folder = tmp_path_factory.mktemp("export") / "speaker"
+    assert main(["export", str(run), "--to", "pt2,onnx", "--out", str(folder)]) == 0
+    return folder
+
+
+def spoken(folder: Path) -> subprocess.CompletedProcess[str]:
+    """By the Python program, which knows nothing of samewise."""
+    return subprocess.run([sys.executable, "-I", str(EXAMPLES / "python" / "speak.py"), str(folder)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_its_parts_hold_and_its_check_is_what_the_model_speaks(samewise: Callable[..., Any], run: Path, speaker: Path) -> None:
+    import samewise as package
+    from samewise.recipes.models.wavernn import speak
+    from samewise.recipes.parts.amplitudes import MuLaw
+
+    for part in ("conditioning", "step"):
+        done = samewise("verify", speaker / part, "--json")
+        assert done.returncode == 0, done.stderr
+        found = {one["format"]: one for one in json.loads(done.stdout)["formats"] if one["language"] == "Python"}
+        assert found["pt2"]["same"]
+        assert found["onnx"]["sound"]
+    mel = read_tensors(speaker / "conditioning" / "vectors.safetensors")["input/mel"]
+    checks = read_tensors(speaker / "step" / "vectors.safetensors")
+    loaded = package.load(run, trust=True)
+    numbers = iter(checks["check/uniform"])
+    expected = speak(loaded.model, mel, lambda outputs: MuLaw().drawn_by(outputs, next(numbers)))
+    assert torch.equal(checks["check/spoken"], expected)
+    assert len(expected.unique()) > 10
+
+
+@pytest.mark.slow
+def test_its_parts_take_other_batches_and_lengths(run: Path, speaker: Path) -> None:
+    import onnxruntime
+
+    import samewise as package
+    from samewise.recipes.models.wavernn import conditioning
+
+    mel = torch.rand(3, read_tensors(speaker / "conditioning" / "vectors.safetensors")["input/mel"].shape[1], 23, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = conditioning(package.load(run, trust=True).model, mel)
+        found = torch.export.load(str(speaker / "conditioning" / "model.pt2")).module()(mel)
+    session = onnxruntime.InferenceSession(str(speaker / "conditioning" / "model.onnx"), providers=["CPUExecutionProvider"])
+    onnx = session.run(list(expected), {"mel": mel.numpy()})
+    for wanted, one, other in zip(expected.values(), found, onnx, strict=True):
+        assert torch.allclose(one, wanted, atol=1e-5)
+        assert torch.allclose(torch.from_numpy(other), wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_programs_speak_what_the_model_speaks_and_say_where_they_do_not(speaker: Path, tmp_path: Path) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    said = spoken(speaker)
+    assert said.returncode == 0, said.stdout + said.stderr
+    copy = Path(shutil.copytree(speaker, tmp_path / "copy"))
+    for part in ("conditioning", "step"):
+        (copy / part / "model.onnx").unlink()
+    said = spoken(copy)  # by torch
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "spoken the same bits" in said.stdout
+
+    vectors = read_tensors(copy / "step" / "vectors.safetensors")
+    held = (copy / "step" / "vectors.safetensors").read_bytes()
+    about = json.loads(held[8 : 8 + int.from_bytes(held[:8], "little")])["__metadata__"]
+    write_tensors(copy / "step" / "vectors.safetensors", vectors | {"check/uniform": vectors["check/uniform"].flip(0)}, about)
+    assert spoken(copy).returncode == 1  # other random numbers
+
+    shutil.copytree(speaker, tmp_path / "planted")
+    path = tmp_path / "planted" / "step" / "model.onnx"
+    model = onnx.load(str(path))
+    weight = next(one for one in model.graph.initializer if one.name == "model.rnn1.weight_hh_l0")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[::-1].copy(), weight.name))
+    onnx.save(model, str(path))
+    assert spoken(tmp_path / "planted").returncode == 1
+
+
+@pytest.mark.slow
+def test_a_part_can_be_exported_by_its_name(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    assert samewise("export", run, "--module", "step", "--out", tmp_path / "step").returncode == 0
+    said = json.loads((tmp_path / "step" / "export.json").read_text())
+    assert said["module"] == "step"
+    assert list(said["inputs"]) == ["sample", "state1", "state2", "entry", "second", "third", "fourth", "uniform"]
+    assert list(said["outputs"]) == ["next", "after1", "after2"]
