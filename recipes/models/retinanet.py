@@ -24,6 +24,7 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelP6P7
 from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
+from samewise.recipes.parts import dense_losses
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 Norm = Literal["frozen_batch", "batch", "group"]
@@ -49,6 +50,8 @@ class RetinaNet(TorchvisionRetinaNet):
         if self.training and not self._weights_are_known:
             _require_pretrained(self.backbone.body)
             self._weights_are_known = True
+        if self.training and targets is not None and images[0].is_cuda:
+            return dense_losses.losses(self, images, targets)
         return super().forward(images, targets)
 
     def losses_and_detections(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:

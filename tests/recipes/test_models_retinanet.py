@@ -10,6 +10,7 @@ from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights, Reti
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from samewise.recipes.models.retinanet import retinanet
+from samewise.recipes.parts import dense_losses
 from samewise.runner.errors import ConfigError
 
 IMAGES = [torch.rand(3, 64, 80, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
@@ -103,3 +104,22 @@ def test_group_norm_and_fewer_levels():
 def test_choices_that_cannot_be_are_told(options: dict[str, object], message: str):
     with pytest.raises(ConfigError, match=message):
         retinanet(**options)
+
+
+@pytest.mark.parametrize("options", [{"box_loss": kind} for kind in ("l1", "smooth_l1", "giou", "diou", "ciou")] + [{"resize_in_training": True}])
+def test_the_losses_that_wait_for_no_device_are_torchvisions(options: dict[str, object]):
+    torch.manual_seed(0)
+    given = {"resize_in_training": False, "min_size": 48, "max_size": 80, "channels": 32, "num_classes": 4, "stages": (3, 4), **options}
+    model = retinanet(backbone="resnet18", anchor_sizes=[(16, 24)] * 4, **given).double().train()
+    images = [torch.rand(3, 64, 48).double(), torch.rand(3, 40, 64).double(), torch.rand(3, 64, 64).double()]
+    boxes = [torch.tensor([[2.0, 3, 30, 28], [5, 5, 20, 44], [1, 1, 2, 2]]), torch.zeros(0, 4), torch.tensor([[10.0, 12, 60, 62]])]
+    targets = [{"boxes": one.double(), "labels": torch.tensor([1, 3, 2][: len(one)], dtype=torch.int64)} for one in boxes]
+    found = []
+    for losses in (lambda: model(images, targets), lambda: dense_losses.losses(model, images, targets)):
+        model.zero_grad()
+        given_losses = losses()
+        sum(given_losses.values()).backward()
+        found.append((given_losses, {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)
+    targets[0]["boxes"][2, 2:] = 1
+    assert all(loss.isnan() for loss in dense_losses.losses(model, images, targets).values())

@@ -1,0 +1,96 @@
+"""RetinaNet's losses on a device without waiting for it: what torchvision picks out by an index, which the host has to know the size of, is masked here.
+
+The definitions are torchvision's (torchvision/models/detection/retinanet.py, `compute_loss`); the sums run over all anchors, in which what is left out is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision import ops
+from torchvision.models.detection._utils import encode_boxes
+from torchvision.models.detection.image_list import ImageList
+
+_OVERLAPS = {"giou": ops.generalized_box_iou_loss, "diou": ops.distance_box_iou_loss, "ciou": ops.complete_box_iou_loss}
+_IGNORED = -2
+
+
+def losses(model: Any, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """What torchvision's RetinaNet returns in training.
+
+    Args:
+        model: A torchvision.models.detection.RetinaNet in training mode.
+        images: float32[3, H, W] each, in [0, 1], on the device.
+        targets: Of each image `boxes`, float32[M, 4], and `labels`, int64[M].
+
+    Returns:
+        `classification` and `bbox_regression`, means over the images; NaN where a box has no area.
+    """
+    resized, boxes = zip(*(_resized(model.transform, image, target["boxes"]) for image, target in zip(images, targets, strict=True)), strict=True)
+    sizes = [(image.shape[-2], image.shape[-1]) for image in resized]
+    batched = ImageList(model.transform.batch_images(list(resized), size_divisible=model.transform.size_divisible), sizes)
+    features = list(model.backbone(batched.tensors).values())
+    outputs: dict[str, Tensor] = model.head(features)
+    (anchors, *_) = model.anchor_generator(batched, features)
+    found = [
+        _of_image(model, outputs["cls_logits"][place], outputs["bbox_regression"][place], anchors, boxes[place], targets[place]["labels"])
+        for place in range(len(images))
+    ]
+    classification, regression = (torch.stack(parts).sum() / max(1, len(images)) for parts in zip(*found, strict=True))
+    return {"classification": classification, "bbox_regression": regression}
+
+
+def _resized(transform: Any, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """The normalised image in the size that the model takes, and its boxes there."""
+    mean, std = (_constant(tuple(values), image.dtype, image.device) for values in (transform.image_mean, transform.image_std))
+    resized, _ = transform.resize((image - mean[:, None, None]) / std[:, None, None], None)
+    across, down = resized.shape[-1] / image.shape[-1], resized.shape[-2] / image.shape[-2]
+    return resized, boxes if across == down == 1 else torch.stack([boxes[:, 0] * across, boxes[:, 1] * down, boxes[:, 2] * across, boxes[:, 3] * down], 1)
+
+
+@lru_cache(maxsize=16)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def _of_image(model: Any, logits: Tensor, regressed: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Both losses of an image, over its number of foreground anchors: logits [A, C], regressed [A, 4], anchors [A, 4], boxes [M, 4], labels [M]."""
+    matched = _matched(model.proposal_matcher, anchors, boxes)
+    foreground = matched >= 0
+    count = foreground.sum().clamp(min=1)
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    if not len(boxes):
+        boxes, labels = anchors[:1], classes[:1]  # any: nothing is matched to it
+    nearest = matched.clamp(min=0)
+    wanted = (labels[nearest][:, None] == classes) & foreground[:, None]
+    focal = ops.sigmoid_focal_loss(logits, wanted.to(logits.dtype), reduction="none")
+    focal = torch.where((matched != _IGNORED)[:, None], focal, 0.0).sum() / count
+    head = model.head.regression_head
+    placed = _box_loss(head._loss_type, head.box_coder, anchors, boxes[nearest], regressed)
+    sound = torch.where((boxes[:, 2:] > boxes[:, :2]).all(), 1.0, torch.nan)
+    return focal * sound, torch.where(foreground, placed, 0.0).sum() / count * sound
+
+
+def _matched(matcher: Any, anchors: Tensor, boxes: Tensor) -> Tensor:
+    """int64[A]: of each anchor its box, -1 for the background, -2 in between; as torchvision's Matcher, with the best anchors of each box in any case."""
+    if not len(boxes):
+        return torch.full((len(anchors),), -1, device=anchors.device)
+    overlap = ops.box_iou(boxes, anchors)
+    best, place = overlap.max(dim=0)
+    found = torch.where(best < matcher.low_threshold, -1, torch.where(best < matcher.high_threshold, _IGNORED, place))
+    if not matcher.allow_low_quality_matches:
+        return found
+    return torch.where((overlap == overlap.max(dim=1, keepdim=True).values).any(dim=0), place, found)
+
+
+def _box_loss(kind: str, coder: Any, anchors: Tensor, boxes: Tensor, regressed: Tensor) -> Tensor:
+    """[A]: as torchvision.models.detection._utils._box_loss, of each anchor."""
+    if kind in ("l1", "smooth_l1"):
+        wanted = encode_boxes(boxes, anchors, _constant(tuple(coder.weights), boxes.dtype, boxes.device))
+        return (F.l1_loss if kind == "l1" else F.smooth_l1_loss)(regressed, wanted, reduction="none").sum(1)
+    return _OVERLAPS[kind](coder.decode_single(regressed, anchors), boxes, reduction="none", eps=1e-7)
