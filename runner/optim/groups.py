@@ -21,8 +21,9 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     A rule is `{match: PATTERN or list, OPTION: VALUE, ...}`: any option of the optimizer, `lr_factor`, `frozen_until: EPOCHS` (`unfreezing`) or `frozen: true`,
     which freezes the layers' running statistics too, unless it says `frozen_statistics: train`. One that freezes must take all that it matches, unless that is
     every parameter: then it freezes the rest. Or it is `{layer_decay: NUMBER}`, which takes no parameters but multiplies each learning rate by the number
-    once for every block between it and the last one, the blocks being the model's direct children that have parameters (J. Howard, S. Ruder: ULMFiT, arXiv
-    1801.06146).
+    once for every block between it and the last one (J. Howard, S. Ruder: ULMFiT, arXiv 1801.06146). With `unfreeze_every: EPOCHS` beside it each block waits
+    so long for the one behind it (`unfreezing`). The blocks are the model's direct children that have parameters, and in the place of a module that `blocks`
+    names each of its children; what comes before and after these is a block too.
 
     Args:
         model: Its parameters that a rule freezes get `requires_grad=False`; those that already are frozen belong to no group.
@@ -39,7 +40,7 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, Any], *, prefixes: Se
     every = named_parameters(model)
     share = {one.name for one in named_parameters(model, prefixes)}
     _require_parts(model, prefixes)
-    taken, options, factors = _rules(model, rules, every)
+    taken, options, factors, _ = _rules(model, rules, every)
     groups: dict[tuple[str, float | None], dict[str, Any]] = {}
     for one in every:
         if one.name not in share or not one.parameter.requires_grad:
@@ -65,11 +66,12 @@ def freeze_groups(model: nn.Module, rules: Mapping[str, Any]) -> None:
     _rules(model, rules, named_parameters(model))
 
 
-def taken_by_rules(model: nn.Module, rules: Mapping[str, Any]) -> list[tuple[Named, str]]:
-    """The parameters that a rule takes, each with the rule's name. Raises as `parameter_groups` does."""
+def epochs_frozen(model: nn.Module, rules: Mapping[str, Any]) -> list[tuple[Named, int]]:
+    """The parameters that wait, each with its epochs: those of its rule's `frozen_until`, or else of its block. Raises as `parameter_groups` does."""
     every = named_parameters(model)
-    taken, _, _ = _rules(model, rules, every)
-    return [(one, taken[one.name]) for one in every if one.name in taken]
+    taken, options, _, waits = _rules(model, rules, every)
+    found = [(one, options.get(taken.get(one.name, REST), {}).get("frozen_until", waits.get(one.name, 0))) for one in every]
+    return [(one, epochs) for one, epochs in found if epochs]
 
 
 def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
@@ -81,11 +83,14 @@ def _require_parts(model: nn.Module, prefixes: Sequence[str]) -> None:
         raise ConfigError(*(Problem("model", f"has no part '{prefix}', which the recipe trains", kind, expected, nearest(prefix, parts)) for prefix in missing))
 
 
-def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -> tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, float]]:
-    """Which rule takes which parameter, each rule's options, and the factors of layer-wise decay; freezes what is to be frozen."""
+def _rules(
+    model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]
+) -> tuple[dict[str, str], dict[str, dict[str, Any]], dict[str, float], dict[str, int]]:
+    """Which rule takes which parameter, each rule's options, and by parameter the factors of layer-wise decay and epochs to wait; freezes what is to be."""
     taken: dict[str, str] = {}
     options: dict[str, dict[str, Any]] = {}
     factors: dict[str, float] = {}
+    waits: dict[str, int] = {}
     problems: list[Problem] = []
     for name, rule in rules.items():
         path = f"param_groups.{name}"
@@ -98,7 +103,7 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
         settings = {str(key): value for key, value in cast("Mapping[str, Any]", rule).items()}
         try:
             if "layer_decay" in settings:
-                factors = _layer_factors(settings, every, path)
+                factors, waits = _by_block(settings, every, path)
                 continue
             frozen, statistics = settings.pop("frozen", False), settings.pop("frozen_statistics", None)
             found = matching(settings.pop("match"), [*every, *bare_statistics(model)] if frozen is True else every, path=f"{path}.match")
@@ -125,7 +130,7 @@ def _rules(model: nn.Module, rules: Mapping[str, Any], every: Sequence[Named]) -
             freeze(model, mine, path=f"{path}.frozen_statistics", statistics="freeze" if statistics is None else statistics)
     if problems:
         raise ConfigError(*problems)
-    return taken, options, factors
+    return taken, options, factors, waits
 
 
 def _not_frozen(names: Sequence[str], taken: Mapping[str, str], path: str) -> Problem:
@@ -136,12 +141,26 @@ def _not_frozen(names: Sequence[str], taken: Mapping[str, str], path: str) -> Pr
     return Problem(path, f"would not freeze all that it matches: {earlier} comes before, and takes {shown}", hint=hint)
 
 
-def _layer_factors(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> dict[str, float]:
-    decay = rule["layer_decay"]
-    if len(rule) > 1 or not _possible(decay):
-        raise ConfigError(Problem(path, "is not a layer-wise decay", dict(rule), "{layer_decay: NUMBER}, the number at least 0 and usually below 1"))
-    blocks = list(dict.fromkeys(one.name.partition(".")[0] for one in every))
-    return {one.name: decay ** (len(blocks) - 1 - blocks.index(one.name.partition(".")[0])) for one in every}
+def _by_block(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> tuple[dict[str, float], dict[str, int]]:
+    """By parameter, the factor of its learning rate, and the epochs that it waits."""
+    decay, pause, opened = rule["layer_decay"], rule.get("unfreeze_every", 0), rule.get("blocks") or []
+    if set(rule) - {"layer_decay", "unfreeze_every", "blocks"} or not _possible(decay):
+        expected = "{layer_decay: NUMBER}, the number at least 0 and usually below 1; beside it at most unfreeze_every and blocks"
+        raise ConfigError(Problem(path, "is not a layer-wise decay", dict(rule), expected))
+    if isinstance(pause, bool) or not isinstance(pause, int) or pause < (1 if "unfreeze_every" in rule else 0):
+        raise ConfigError(Problem(f"{path}.unfreeze_every", "is not possible", pause, "a number of epochs from 1"))
+    opened = [opened] if isinstance(opened, str) else list(opened)
+    modules = dict.fromkeys(one.name[:place] for one in every for place in range(len(one.name)) if one.name[place] == ".")
+    if wrong := [name for name in opened if name not in modules]:
+        raise ConfigError(*(Problem(f"{path}.blocks", "is not a module with parameters", name, hint=nearest(str(name), modules)) for name in wrong))
+    keys, numbers = list[str](), dict[str, int]()
+    for one in every:
+        inside = max((f"{name}." for name in opened if one.name.startswith(f"{name}.")), key=len, default="")
+        key = inside + one.name.removeprefix(inside).partition(".")[0]
+        keys += [] if keys and keys[-1] == key else [key]
+        numbers[one.name] = len(keys)
+    behind = {name: len(keys) - number for name, number in numbers.items()}
+    return {name: decay**count for name, count in behind.items()}, {name: pause * count for name, count in behind.items()}
 
 
 def _multiply(group: dict[str, Any], factor: float) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.frozen import frozen_layers, meanwhile_frozen
-from samewise.runner.optim.groups import taken_by_rules
+from samewise.runner.optim.groups import epochs_frozen
 from samewise.runner.optim.matching import Named
 
 
@@ -35,7 +35,7 @@ class Waiting:
 
 
 def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int) -> list[Waiting]:
-    """What the rules with `frozen_until: EPOCHS` keep waiting, the next to be trained first.
+    """What the rules with `frozen_until: EPOCHS` or `unfreeze_every: EPOCHS` keep waiting, the next to be trained first.
 
     Args:
         model: What the rules freeze is frozen.
@@ -45,12 +45,10 @@ def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int)
     Raises:
         ConfigError: a rule is malformed, or nothing is trained at the beginning.
     """
-    taken = taken_by_rules(model, rules)
-    epochs = {name: rule["frozen_until"] for name, rule in rules.items() if isinstance(rule, Mapping) and "frozen_until" in rule}
-    waits = [(epochs[name], one) for one, name in taken if name in epochs and one.parameter.requires_grad]
+    waits = [(epochs, one) for one, epochs in epochs_frozen(model, rules) if one.parameter.requires_grad]
     if waits and len(waits) == sum(one.requires_grad for one in model.parameters()):
-        least = min(epochs.values())
-        raise ConfigError(Problem("param_groups", f"no parameter is trained in the first {least} epochs", dict(epochs), "one rule less with frozen_until"))
+        least, told = min(epochs for epochs, _ in waits), {name: rule[key] for name, key, rule in _that_wait(rules)}
+        raise ConfigError(Problem("param_groups", f"no parameter is trained in the first {least} epochs", told, "one rule less with frozen_until"))
     return [_waiting(model, [one for least, one in waits if least >= until], until * steps_per_epoch) for until in sorted({until for until, _ in waits})]
 
 
@@ -60,8 +58,22 @@ def _waiting(model: nn.Module, named: Sequence[Named], until: int) -> Waiting:
         return Waiting(until, parameters, frozen_layers(model, named))
 
 
-def cautions(rules: Mapping[str, Any], *, steps_per_epoch: int, total_steps: int) -> list[Problem]:
-    """What waits for an epoch that does not come."""
-    found = {name: rule["frozen_until"] for name, rule in rules.items() if isinstance(rule, Mapping) and "frozen_until" in rule}
+def cautions(rules: Mapping[str, Any], later: Sequence[Waiting] = (), *, steps_per_epoch: int, total_steps: int) -> list[Problem]:
+    """What waits for an epoch that does not come.
+
+    Args:
+        rules: The config's `param_groups`.
+        later: What waits.
+        steps_per_epoch: Of the training.
+        total_steps: Of the training.
+    """
     words, hint = "training ends before, and never trains what waits for it", "fewer epochs; or a longer training; or frozen: true"
-    return [Problem(f"param_groups.{name}.frozen_until", words, until, hint=hint) for name, until in found.items() if until * steps_per_epoch >= total_steps]
+    last = {"frozen_until": 0, "unfreeze_every": max((one.until for one in later), default=0)}
+    found = [(name, key, rule[key], max(last[key], rule[key] * steps_per_epoch)) for name, key, rule in _that_wait(rules)]
+    return [Problem(f"param_groups.{name}.{key}", words, epochs, hint=hint) for name, key, epochs, until in found if until >= total_steps]
+
+
+def _that_wait(rules: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """(rule's name, key that says for how long, rule)."""
+    keys = ("frozen_until", "unfreeze_every")
+    return [(name, key, cast("Mapping[str, Any]", rule)) for name, rule in rules.items() if isinstance(rule, Mapping) for key in keys if key in rule]

@@ -92,7 +92,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     schedule = make("scheduler")
     schedule.begin(optimizers, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
     later = waiting(model, rules, steps_per_epoch=plan.steps_per_epoch)
-    never = cautions(rules, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
+    never = cautions(rules, later, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
     recorder = Recorder(
         trace=_trace(cfg, folder, model, strategy),
         callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
@@ -304,10 +304,10 @@ def _phases(recipe: Recipe, model: nn.Module, optimizers: Mapping[str, Optimizer
 
 
 def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
-    name = next((name for name, rule in rules.items() if isinstance(rule, Mapping) and "frozen_until" in rule), None)
-    if name is not None and not strategy.unfreezes:
+    found = (f"{name}.{key}" for name, rule in rules.items() if isinstance(rule, Mapping) for key in ("frozen_until", "unfreeze_every") if key in rule)
+    if not strategy.unfreezes and (path := next(found, None)):
         hint = "strategy=single or strategy=elastic; or two runs, the second with initialise.weights=run:FIRST"
-        raise ConfigError(Problem(f"param_groups.{name}.frozen_until", f"is not possible with {type(strategy).__name__}", hint=hint))
+        raise ConfigError(Problem(f"param_groups.{path}", f"is not possible with {type(strategy).__name__}", hint=hint))
 
 
 def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:

@@ -193,6 +193,8 @@ def test_waiting_that_cannot_be_is_refused_and_such_that_never_ends_is_warned_of
             built(f"+param_groups.a={rule}")
     with pytest.raises(ConfigError, match="is not possible with DDP"):
         built("+param_groups.a={match: layer1.*, frozen_until: 1}", "strategy=ddp", "strategy.nproc=1")
+    with pytest.raises(ConfigError, match=r"param_groups\.layers\.unfreeze_every: is not possible with DDP"):
+        built("param_groups=unfreezing_by_blocks", "strategy=ddp", "strategy.nproc=1")
     rules = {"a": {"match": "layer1.*", "frozen_until": 3}, "b": {"match": "layer2.*", "frozen_until": 2}, "c": None}
     assert [problem.path for problem in cautions(rules, steps_per_epoch=4, total_steps=12)] == ["param_groups.a.frozen_until"]
 

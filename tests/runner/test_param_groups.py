@@ -13,6 +13,7 @@ from torch import nn
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.optim.groups import parameter_groups
+from samewise.runner.optim.unfreezing import cautions, waiting
 
 
 @pytest.fixture
@@ -116,6 +117,35 @@ def test_layer_decay_multiplies_a_rules_own_rate_and_factor_too() -> None:
     ]
 
 
+def test_blocks_may_lie_deeper_and_what_is_around_them_is_a_block_too() -> None:
+    """Of a ViT each layer of the encoder; what comes before and after these, in the order in which the model has it."""
+    with torch.device("meta"):
+        model = torchvision.models.VisionTransformer(image_size=8, patch_size=4, num_layers=3, num_heads=2, hidden_dim=8, mlp_dim=8, num_classes=3)
+    groups = parameter_groups(model, {"layers": {"layer_decay": 0.5, "blocks": ["encoder.layers"]}})
+    factors = {name: group["lr_factor"] for group in groups for name in names(group)}
+    assert [factors[name] for name in ("heads.head.weight", "encoder.ln.weight")] == [1, 0.5]
+    layers = [{factors[name] for name in factors if name.startswith(f"encoder.layers.encoder_layer_{number}.")} for number in range(3)]
+    assert layers == [{0.5**4}, {0.5**3}, {0.5**2}]
+    assert [factors[name] for name in ("encoder.pos_embedding", "conv_proj.weight", "class_token")] == [0.5**5, 0.5**6, 0.5**7]
+
+
+def test_blocks_that_wait_for_each_other_wait_as_rules_by_name_would(resnet: nn.Module) -> None:
+    def told(rules: dict[str, Any]) -> list[Any]:
+        return [(one.until, list(map(id, one.parameters)), list(map(id, one.layers))) for one in waiting(resnet, rules, steps_per_epoch=5)]
+
+    order = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
+    by_name = {name: {"match": f"{name}.*", "frozen_until": 2 * (6 - place)} for place, name in enumerate(order)}
+    assert told({"a": {"layer_decay": 1.0, "unfreeze_every": 2}}) == told(by_name)
+    assert [until for until, *_ in told(by_name)] == [10, 20, 30, 40, 50, 60]
+    first = {"stem": {"match": ["conv1.*", "bn1.*"], "frozen_until": 1}}
+    mixed = told(first | {"a": {"layer_decay": 0.5, "unfreeze_every": 2}})
+    assert [until for until, *_ in mixed] == [5, 10, 20, 30, 40]
+    rules = {"a": {"layer_decay": 1.0, "unfreeze_every": 1}}
+    later = waiting(resnet, rules, steps_per_epoch=5)
+    found = [cautions(rules, later, steps_per_epoch=5, total_steps=steps) for steps in (30, 31)]
+    assert [[problem.path for problem in some] for some in found] == [["param_groups.a.unfreeze_every"], []]
+
+
 @pytest.mark.parametrize("factor", [0, 0.5, 1, 3])
 def test_any_number_from_0_is_a_factor(factor: float) -> None:
     groups = by_name(parameter_groups(nn.Linear(2, 2), {"biases": {"match": "bias", "lr_factor": factor}}))
@@ -180,6 +210,9 @@ WRONG = [
     ({"a": {"layer_decay": -0.5}}, "param_groups.a", "layer-wise decay"),
     ({"a": {"layer_decay": 0.5, "lr": 1.0}}, "param_groups.a", "layer-wise decay"),
     ({"a": {"layer_decay": 0.5, "match": "norm"}}, "param_groups.a", "not a rule"),
+    ({"a": {"layer_decay": 0.5, "unfreeze_every": 0}}, "param_groups.a.unfreeze_every", "a number of epochs from 1"),
+    ({"a": {"layer_decay": 0.5, "unfreeze_every": True}}, "param_groups.a.unfreeze_every", "a number of epochs from 1"),
+    ({"a": {"layer_decay": 0.5, "blocks": ["layer5"]}}, "param_groups.a.blocks", r"did you mean 'layer\d'"),
     ({"a": {"match": "norm", "frozen_statistics": "train"}}, "param_groups.a.frozen_statistics", "does not freeze anything"),
 ]
 
