@@ -42,6 +42,7 @@ from samewise.runner.training import determinism
 from samewise.runner.training.evaluation import require_weights
 from samewise.runner.training.finite import not_finite
 from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.portable import is_portable
 from samewise.runner.training.predictor import Predictor
 from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.reporter import reporter
@@ -97,7 +98,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         trace=_trace(cfg, folder, model, strategy),
         callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
         log_every_steps=cfg.tracking.log_every_steps,
-        level=strategy.level if cfg.reproducibility.deterministic else "none",
+        level=_level(composed, strategy),
         cautions=[
             *unread.cautions(composed),
             *precision.cautions(),
@@ -145,6 +146,13 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     for callback in run.callbacks.values():
         callback.on_build(recorder.view)
     return run
+
+
+def _level(composed: Composed, strategy: Strategy) -> str:
+    if not composed.cfg.reproducibility.deterministic:
+        return "none"
+    everywhere = strategy.level == "R2" and str(composed.cfg.precision.dtype) == "float32" and not composed.code.files
+    return "R3" if everywhere and is_portable(composed.whole, strategy.device) else strategy.level
 
 
 def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strategy) -> Trace:

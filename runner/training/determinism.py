@@ -62,9 +62,9 @@ def apply(settings: Any) -> None:
     """Set torch's own switches, for this process."""
     import torch
 
-    from samewise.runner.training.exact_roots import use_exact_roots
+    from samewise.runner.training.portable import use_portable_operators
 
-    use_exact_roots(wanted=settings.variables.get("MKL_CBWR") == "COMPATIBLE")  # the same on every CPU is what this asks of MKL
+    use_portable_operators(wanted=settings.variables.get("MKL_CBWR") == "COMPATIBLE")  # the same on every CPU is what this asks of MKL
     torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(settings.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = settings.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue] (a property of the module)

@@ -44,7 +44,7 @@ def undisturbed() -> Generator[None]:
     was_imported = "torch" in sys.modules
     import torch
 
-    from samewise.runner.training.exact_roots import use_exact_roots
+    from samewise.runner.training.portable import use_portable_operators
 
     switches = _switches()
     before = [switch.read() if was_imported else switch.default for switch in switches]
@@ -58,7 +58,7 @@ def undisturbed() -> Generator[None]:
         with torch.inference_mode(False), torch.enable_grad(), threadpool_limits(1, user_api="blas"):
             yield  # BLAS here is NumPy's: determinism.ALWAYS
     finally:
-        use_exact_roots(wanted=False)
+        use_portable_operators(wanted=False)
         _set(switches, before)
         torch.set_flush_denormal(flushes)
 

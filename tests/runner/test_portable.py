@@ -1,13 +1,31 @@
-"""Operators under `reproducibility=portable` on another CPU, which qemu-user emulates (Debian's package qemu-user)."""
+"""`reproducibility=portable` on other CPUs: those that qemu-user emulates (Debian's package), and this one with fewer instructions."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from samewise_runner_portable_runs import COMMON, EXPERIMENTS
+
+from samewise.runner.config import compose, project
+from samewise.runner.config.fingerprint import targets
+from samewise.runner.training.portable import COMPUTING, TESTED, VARIABLES, is_portable, untested
+
+FEWER = {
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD,-FMA",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
+    "OPENBLAS_CORETYPE": "Haswell",
+}
+"""What hides instructions from the libraries that `portable` does not restrict by itself."""
+emulated = pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
+x86 = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="this is no x86-64-v3 CPU")
 
 COMPUTES = """\
 import hashlib, types
@@ -22,6 +40,7 @@ torch.manual_seed(0)
 values = torch.randn(4, 4000)
 for name in ("sqrt", "rsqrt", "log", "log1p", "exp", "sin", "cos", "tanh", "erf", "sigmoid", "reciprocal"):
     say(name, getattr(torch, name)(values.abs()))
+say("sampled", torch.nn.functional.grid_sample(values[:, :768].view(4, 3, 16, 16), values[:, :512].view(4, 16, 16, 2), align_corners=False))
 say("fft", torch.view_as_real(torch.fft.rfft(values[:, :512])))
 say("product", values[:, :400] @ values[:, :400].t())
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 4))
@@ -31,18 +50,76 @@ for name, parameter in model.named_parameters():
 """
 
 
-def said_on(*emulator: str) -> str:
-    done = subprocess.run([*emulator, sys.executable, "-c", COMPUTES], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+def said_on(*emulator: str, code: tuple[str, ...] = ("-c", COMPUTES), **variables: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run([*emulator, sys.executable, *code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+def trained_on(folder: Path, names: list[str], *emulator: str, **variables: str) -> list[str]:
+    """The digests of the records of some experiments, which are trained there."""
+    program = str(Path(__file__).with_name("portable_runs.py"))
+    said = said_on(*emulator, code=(program, str(folder), *names), **variables)
+    return [line for line in said.splitlines() if line.startswith("DIGEST")]
+
+
+def composed(*given: str) -> compose.Composed:
+    return compose.compose([*COMMON, *given], project=project.find())
+
+
+def test_what_counts_as_tested_is_what_the_tested_experiments_compute_with() -> None:
+    wholes = [composed(*given).whole for given in EXPERIMENTS.values()]
+    assert {name for whole in wholes for name in targets({section: whole[section] for section in COMPUTING})} == TESTED
+
+
+def test_what_was_not_tested_on_another_cpu_is_not_claimed() -> None:
+    whole = composed("experiment=resnet18_digits").whole
+    assert whole["reproducibility"]["variables"].items() >= VARIABLES.items()
+    assert untested(whole) == []
+    assert untested(composed("experiment=resnet18_digits", "model=vit_b_16").whole) == ["torchvision.models.vit_b_16"]
+    assert untested(composed("experiment=resnet18_digits", "optimizer=adadelta").whole) == ["torch.optim.Adadelta"]
+    assert not is_portable(whole, torch.device("cuda"))
+    changed = composed("experiment=resnet18_digits", "reproducibility.variables.MKL_CBWR=AVX2").whole
+    assert not is_portable(changed, torch.device("cpu"))
+
+
+@pytest.mark.slow
+@x86
+@pytest.mark.timeout(900)
+def test_each_recipe_gives_the_same_bits_with_fewer_instructions(tmp_path: Path) -> None:
+    here = trained_on(tmp_path / "all", [*EXPERIMENTS])
+    assert len(here) == len(EXPERIMENTS)
+    assert trained_on(tmp_path / "fewer", [*EXPERIMENTS], **FEWER) == here
+    assert {json.loads(path.read_text())["level"] for path in tmp_path.glob("*/*/*/*/summary.json")} == {"R3"}
+
+
+@pytest.mark.slow
+@x86
+def test_without_portable_other_instructions_are_other_bits(tmp_path: Path) -> None:
+    strict = "resnet,reproducibility=strict"
+    other = trained_on(tmp_path / "fewer", [strict], ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41")
+    assert trained_on(tmp_path / "all", [strict]) != other
+
+
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
+@emulated
+@x86
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("cpu", ["Haswell", "EPYC"])
+def test_each_recipe_gives_the_same_bits_on_another_cpu(cpu: str, tmp_path: Path) -> None:
+    here = trained_on(tmp_path / "here", [*EXPERIMENTS])
+    assert trained_on(tmp_path / cpu, [*EXPERIMENTS], "qemu-x86_64", "-cpu", cpu) == here
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@emulated
+@x86
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("cpu", ["Haswell", "EPYC"])
 def test_operators_give_the_same_bits_on_another_cpu(cpu: str) -> None:
     here = said_on()
-    assert here.count("\n") >= 19
+    assert here.count("\n") >= 20
     assert said_on("qemu-x86_64", "-cpu", cpu) == here
