@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
 from samewise.runner.measuring import flame
 from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import Clock, by_part, samples_timed, timed_batches, with_clock
@@ -109,12 +109,8 @@ def profiled(composed: Composed, asked: Scope) -> dict[str, Any]:
         steps = min(asked.steps, (run.total_steps - _WARM - asked.traced) // apart)
         clock = Clock(run.strategy.device)
         used = memory.parts_of(run, samples=None if run.strategy.peers.size == 1 else 0)
-        if run.strategy.device.type == "cuda":
-            torch.cuda.memory._record_memory_history()  # pyright: ignore[reportPrivateUsage]
         mine = _measured(with_clock(run, clock), clock, steps=steps, traced=asked.traced, out=out)
         if run.strategy.device.type == "cuda":
-            torch.cuda.memory._dump_snapshot(str(out / f"rank-{run.strategy.peers.rank}.memory.pickle"))  # pyright: ignore[reportPrivateUsage]
-            torch.cuda.memory._record_memory_history(enabled=None)  # pyright: ignore[reportPrivateUsage]
             mine["memory_peak"] = torch.cuda.max_memory_allocated()
         mine["memory"] = memory.parts_of(run, samples=0) | {name: used[name] for name in ("activations", "batch") if name in used}
         ranks = run.strategy.peers.gather(mine)
@@ -197,7 +193,8 @@ def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
     """Watch some steps by torch's profiler: a trace for Perfetto, and a flame graph."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if run.strategy.device.type == "cuda" else [])]
     clock.marks, clock.waits = True, False
-    with profile(activities=activities, record_shapes=True, profile_memory=True, with_stack=True) as watched:
+    snapshot = _snapshot(run.strategy.device, out / f"rank-{run.strategy.peers.rank}.memory.pickle")
+    with snapshot, profile(activities=activities, record_shapes=True, profile_memory=True, with_stack=True) as watched:
         for _ in range(traced):
             with torch.profiler.record_function(f"step {run.step + 1}"):
                 step()
@@ -205,6 +202,21 @@ def _trace(run: Run, clock: Clock, step: Any, traced: int, out: Path) -> None:
     file = out / f"rank-{run.strategy.peers.rank}.trace.json.gz"
     watched.export_chrome_trace(str(file))
     flame.write(file, out / f"rank-{run.strategy.peers.rank}.flame.svg")
+
+
+@contextmanager
+def _snapshot(device: torch.device, file: Path) -> Generator[None]:
+    """On CUDA, write down what is allocated within, by which line; elsewhere nothing."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.memory._record_memory_history()  # pyright: ignore[reportPrivateUsage]
+    except RuntimeError as error:  # only torch's own allocator keeps a record
+        print(f"warning: there is no snapshot of memory: {first_line(error)}", file=sys.stderr)
+        device = torch.device("cpu")
+    yield
+    if device.type == "cuda":
+        torch.cuda.memory._dump_snapshot(str(file))  # pyright: ignore[reportPrivateUsage]
+        torch.cuda.memory._record_memory_history(enabled=None)  # pyright: ignore[reportPrivateUsage]
 
 
 def of_rank(composed: Composed, given: Mapping[str, Any]) -> None:

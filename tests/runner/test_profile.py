@@ -61,7 +61,17 @@ class Sleepy(torch.optim.SGD):
         return super().step(closure)
 """
 SMALL = [
-    *("dataset=digits", "transforms=none", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none", "name=measured", "max_steps=6"),
+    *(
+        "device=cpu",
+        "dataset=digits",
+        "transforms=none",
+        "debug=tiny",
+        "tracking=none",
+        "evaluate.pictures=false",
+        "callbacks=none",
+        "name=measured",
+        "max_steps=6",
+    ),
     *("~model", "+model={_target_: lab_of_profiles.Net}", "~dataset.train", "+dataset.train={_target_: lab_of_profiles.Digits}"),
     *("~dataset.valid", "+dataset.valid={_target_: lab_of_profiles.Digits}", "batch_size=4"),
 ]
@@ -206,3 +216,49 @@ def test_out_of_memory_says_what_each_part_takes_and_what_takes_less(here: Path,
         assert "(estimated from 2 samples for 8)" in done.stderr
         assert "batch_size=4, or accumulate=2: half the activations at a time" in done.stderr
     assert not list(here.glob("runs/*/*/summary.json"))
+
+
+@pytest.mark.slow
+def test_a_step_that_waits_for_workers_is_told_how_many_it_needs(here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    done = samewise("profile", *SMALL, "+dataset.train.slow=0.05", "+model.slow=0.1", "loader.num_workers=1", "--steps", 3, "--traced", 0, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    cause = next(one for one in found["advice"] if one["part"] == "data")
+    assert cause["change"] == {"loader.num_workers=2": True}, "a batch takes 0.2 s to make, and the rest of the step 0.1 s"
+    assert found["ranks"][0]["batch_ms"]["data/data set"] >= 200
+
+
+@pytest.mark.slow
+def test_each_process_has_a_trace_of_its_own(here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("profile", *SMALL, "replicas=2", "strategy=elastic", "strategy.nproc=2", "--steps", 2, "--traced", 1, "--out", here / "told")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: " in done.stdout
+    found = json.loads((here / "told" / "profile.json").read_text())
+    assert len(found["ranks"]) == 2
+    for rank in range(2):
+        trace = json.loads(gzip.decompress((here / "told" / f"rank-{rank}.trace.json.gz").read_bytes()))
+        assert (trace["distributedInfo"]["rank"], trace["distributedInfo"]["world_size"]) == (rank, 2)
+        assert {"exchange", "gloo:all_to_all"} <= {event["name"] for event in trace["traceEvents"]}
+    assert not (here / "runs").exists()
+    assert samewise("train", *SMALL, "replicas=2", "max_steps=5").returncode == 0
+    trained = [json.loads(line) for line in next(here.glob("runs/*/*/trace.jsonl")).read_text().splitlines()]
+    assert trained[-1]["chain"] == found["chain"], "2 steps before, 2 measured, 1 watched"
+
+
+@pytest.mark.slow
+def test_a_profile_is_logged_to_mlflow_and_is_no_run(here: Path, samewise: Callable[..., Any]) -> None:
+    tracked = [one for one in SMALL if one != "tracking=none"] + ["tracking.enabled=true", f"tracking.uri=sqlite:///{here}/store.db"]
+    done = samewise("profile", *tracked, "--steps", 2, "--traced", 1)
+    assert done.returncode == 0, done.stderr
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{here}/store.db")
+    experiment = client.get_experiment_by_name("samewise profiles")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.metrics["profile/step_ms"] > 0
+    assert {"profile/forward_ms", "profile/memory_mb/weights"} <= set(run.data.metrics)
+    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"profile.json", "rank-0.flame.svg", "rank-0.trace.json.gz"}
+    listed = samewise("runs", "--uri", f"sqlite:///{here}/store.db")
+    assert "measured" not in listed.stdout

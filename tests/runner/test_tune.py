@@ -78,7 +78,17 @@ class Counted(Scores):
         return {"loss": 0.0}
 """
 SMALL = [
-    *("transforms=none", "tracking=none", "evaluate.pictures=false", "callbacks=none", "name=tuned", "trace.every_steps=0", "max_epochs=1", "batch_size=8"),
+    *(
+        "device=cpu",
+        "transforms=none",
+        "tracking=none",
+        "evaluate.pictures=false",
+        "callbacks=none",
+        "name=tuned",
+        "trace.every_steps=0",
+        "max_epochs=1",
+        "batch_size=8",
+    ),
     *("~recipe", "+recipe={_target_: lab_of_tuning.Down}", "~model", "+model={_target_: lab_of_tuning.Bowl, curvature: 8}"),
     *("~dataset", "+dataset={train: {_target_: lab_of_tuning.Points}, valid: {_target_: lab_of_tuning.Points}}"),
     *("optimizer.momentum=0", "optimizer.lr=0.5"),
