@@ -11,7 +11,24 @@ from pathlib import Path
 
 import pytest
 
-TARGETS = {"help", "install", "demo", "test", "test-changed", "test-all", "test-slow", "lint", "types", "format", "bench", "lock", "mutants", "faults", "clean"}
+TARGETS = {
+    "help",
+    "install",
+    "demo",
+    "test",
+    "test-changed",
+    "test-all",
+    "test-slow",
+    "lint",
+    "types",
+    "format",
+    "bench",
+    "lock",
+    "mutants",
+    "faults",
+    "gpu",
+    "clean",
+}
 
 
 def make(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
