@@ -96,8 +96,8 @@ class Sending:
 
     def _ensure_run(self) -> None:
         if self.progress.run_id is not None:
-            if not self._seen:
-                self._require_run()
+            if not self._seen:  # a request that was on its way for long may have set another status since
+                self.progress.status = self._require_run().info.status
             return
         experiment = experiment_id(self.client, self.settings["experiment"], self.settings)
         run = None

@@ -225,6 +225,14 @@ def test_sending_everything_again_changes_nothing(written: RunFolder, store: Sto
     assert store.points(first.progress.run_id) == (20, expected(10))
 
 
+def test_a_status_that_arrives_late_is_put_right(written: RunFolder, store: Store) -> None:
+    first = sending(written, store)
+    first.synchronise(alive=False)
+    first.client.update_run(first.progress.run_id, status="RUNNING")  # of a sender that was killed while a slow server had its request
+    sending(written, store).synchronise(alive=False)
+    assert store.rows("select status from runs where run_uuid = ?", first.progress.run_id) == [("FINISHED",)]
+
+
 def test_tags_that_a_run_earns_at_its_end_are_sent(written: RunFolder, store: Store) -> None:
     sending(written, store).synchronise(alive=True)
     write_json(written.tags, {"sweep.pruned": "at evaluation 2"})
