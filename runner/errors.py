@@ -51,7 +51,7 @@ class Problem:
 
     def __str__(self) -> str:
         to_do = f"hint: {self.hint}" if self.hint else f"expected: {self.expected}" if self.expected else ""  # the first line is read first, and often alone
-        head = ": ".join(filter(None, [self.where, self.path, self.message]))
+        head = ": ".join(filter(None, [self.where, self.path, _without(self.message, self.path, self.value)]))
         value = f"    value:    {_shown(self.value)}" if self.value is not ... else ""
         expected = f"    expected: {self.expected}" if self.expected and self.hint else ""
         return "\n".join(filter(None, ["; ".join(filter(None, [head, to_do])), value, expected]))
@@ -145,6 +145,11 @@ def close(name: str, known: Iterable[str]) -> str:
     return hint if hint.startswith("did you mean") else ""
 
 
+def number_of(count: int, noun: str) -> str:
+    """`1 point`, `2 points`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def memory_asked_for(error: BaseException) -> str:
     """What an allocator refused, in words; empty where the error is another."""
     asked = re.search(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE)
@@ -225,6 +230,14 @@ def _described(error: BaseException) -> tuple[int, str]:
         return 1, "error: there is not enough memory; hint: a smaller model, batch_size or loader.num_workers; --debug shows where"
     message = f": {said}" if (said := in_short(error)) != type(error).__name__ else ""
     return 1, f"error: {type(error).__name__}{message}; hint: run again with --debug for the traceback"
+
+
+def _without(message: str, *told: object) -> str:
+    """A library's message without the file that is told beside it, and without the number of a system's error."""
+    for one in told:
+        if isinstance(one, str) and os.sep in one:
+            message = re.sub(rf"(:? |^)(['\"]){re.escape(one)}\2", "", message)
+    return re.sub(r"\[Errno \d+\] ", "", message)
 
 
 def _shown(value: object) -> str:

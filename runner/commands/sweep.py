@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, number_of
 
 if TYPE_CHECKING:
     from samewise.runner.config.project import Project
@@ -120,7 +120,7 @@ def _list(ready: Ready) -> int:
     require_sound(made, ready.project, elsewhere=ready.launcher.detached)
     for one in made:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
-    print(f"{len(made)} points, no problems found", file=sys.stderr)
+    print(f"{number_of(len(made), 'point')}, no problems found", file=sys.stderr)
     return 0
 
 
@@ -153,7 +153,7 @@ def _all(args: argparse.Namespace) -> int:
         print(f"no sweeps in {args.run_root}")
     for line in lines:
         counts = ", ".join(f"{count} {name}" for name, count in line.items() if name not in ("id", "points", "overrides"))
-        print(f"{line['id']}  {line['points']} points: {counts or 'none yet'}\n    {' '.join(line['overrides'])}")
+        print(f"{line['id']}  {number_of(line['points'], 'point')}: {counts or 'none yet'}\n    {' '.join(line['overrides'])}")
     return 0
 
 

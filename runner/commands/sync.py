@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
-from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseError
+from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseError, number_of
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.trust import is_trusted, require
@@ -53,7 +53,7 @@ class SyncResult:
             place = f"the MLflow run {self.mlflow_run_id}" if self.backend == "mlflow" else TITLES[self.backend]
             model = f"; its model is models:/{self.model}" if self.model else ""
             registered = "".join(f", registered as models:/{name}/{version}" for name, version in (self.registered or {}).items())
-            return f"{self.run}: sent {self.metrics} metrics and {self.files} files to {place}{model}{registered}"
+            return f"{self.run}: sent {number_of(self.metrics, 'metric')} and {number_of(self.files, 'file')} to {place}{model}{registered}"
         if self.state == "in_progress":
             return f"{self.run}: in progress; its own sender sends it{self.error or ''}"
         if self.state == "ending":

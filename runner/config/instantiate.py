@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import sys
 import tarfile
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,14 @@ LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
 """Their classes may download from the addresses they know, and from no other."""
 _WITH_SCHEME = re.compile(r"<?[^/:]+:")
 """`file:/etc/passwd`, `data:;base64,...`, `URL:...`: what urllib opens without a `//`."""
+
+_INSTEAD = {
+    "torch.hub.load": "it downloads a repository and runs its code: have a function in a package of yours call it, `def net(...) -> nn.Module:`, "
+    "and declare that with --package NAME; weights alone are read by initialise.weights=FILE",
+    "torch.load": "weights are read by initialise.weights=FILE",
+    "torch.jit.load": "weights are read by initialise.weights=FILE",
+}
+"""What is meant by names of functions that do more than make a component."""
 
 tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # torchvision and torchaudio extract what they downloaded without one of their own
 
@@ -171,7 +180,7 @@ def _attribute(owner: Any, name: str, target: str, where: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        known = [public for public in dir(owner) if not public.startswith("_")]
+        known = [public for public in dir(owner) if not public.startswith("_") and not _refused(getattr(getattr(owner, public, None), "__module__", None))]
         raise ConfigError(Problem(where, f"does not exist: no '{name}' in {owner.__name__}", target, hint=nearest(name, known))) from None
 
 
@@ -184,6 +193,8 @@ def _reachable(found: Any, allowed: Sequence[str]) -> bool:
 
 
 def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[str]) -> Problem:
+    if refused := _refused(getattr(found, "__module__", None)):
+        return Problem(where, f"is of {refused}, which a config may not name: it {REFUSED[refused]}", target)
     wanted, hint = describe_kinds(path), ""
     if isinstance(found, types.FunctionType) and within(found.__module__, own) and returned_by(found) is None:
         said = found.__annotations__.get("return")
@@ -197,15 +208,28 @@ def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[st
 
 def _refusal(where: str, target: str, message: str, allowed: Sequence[str]) -> Problem:
     expected = f"a class or function of {', '.join(allowed)}"
+    if refused := _refused(target):
+        return Problem(where, f"is of {refused}, which a config may not name: it {REFUSED[refused]}", target, expected)
     if elsewhere := place_of(target):
         kind, place = elsewhere
         return Problem(where, message, target, expected, f"it is {kind.words}, whose place is `{place}`")
+    if target in _INSTEAD:
+        return Problem(where, message, target, expected, _INSTEAD[target])
     parts = target.split(".")
     heads = {package: ".".join(parts[: package.count(".") + 1]) for package in allowed}
     near = {f"{package}.{'.'.join(parts[package.count('.') + 1 :])}": head for package, head in heads.items() if get_close_matches(head, [package], cutoff=0.8)}
-    if meant := get_close_matches(target, [name for name in near if not name.endswith(".")], n=1):
+    if meant := get_close_matches(target, [name for name in near if not name.endswith(".") and name != target], n=1):
         return Problem(where, message, target, expected, f"did you mean '{meant[0]}'?")
-    return Problem(where, message, target, expected, "your own packages are declared in pyproject.toml ([tool.samewise] packages = [...]) or with --package")
+    if parts[0] in sys.stdlib_module_names:
+        return Problem(where, f"{message}: it is of Python's own library, which has none", target, expected)
+    meant = f'if you trust its code as your own: --package {parts[0]}, or packages = ["{parts[0]}"] under [tool.samewise] in pyproject.toml'
+    own = "write a function in a package of yours that calls it, `def net(...) -> nn.Module:`, and declare that with --package NAME"
+    return Problem(where, message, target, expected, own if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise") else meant)
+
+
+def _refused(name: Any) -> str:
+    """The part of the libraries that a dotted name is of and that a config may not name; empty where there is none."""
+    return next((one for one in REFUSED if isinstance(name, str) and within(name, [one])), "")
 
 
 def _failure(made: Callable[..., Any], path: str, error: Exception, named: Mapping[str, Any]) -> Problem:

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
+from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from samewise.runner.config import schema
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
@@ -152,7 +152,22 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
             continue
         except OmegaConfBaseException as error:
             if variable := re.search(r"Environment variable '([^']+)' not found", str(error)):
-                found.append(Problem(path, f"refers to an environment variable that is not set: {variable[1]}", raw, hint=f"${{oc.env:{variable[1]},DEFAULT}}"))
+                found.append(
+                    Problem(
+                        path,
+                        f"refers to an environment variable that is not set: {variable[1]}",
+                        raw,
+                        hint=f"set it (export {variable[1]}=VALUE), or give a default: ${{oc.env:{variable[1]},DEFAULT}}",
+                    )
+                )
+                continue
+            if kind := re.search(r"Unsupported interpolation type (\S+)", str(error)):
+                known = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values")
+                hint = close(kind[1], known) or f"write the value itself, or ${{PATH.OF.A.VALUE}}, or one of {', '.join(known[:3])}, as in ${{oc.env:USER}}"
+                found.append(Problem(path, f"asks '{kind[1]}' for its value, and there is no such resolver", raw, hint=hint))
+                continue
+            if isinstance(error, GrammarParseError) or "GrammarParseError" in str(error):
+                found.append(Problem(path, "is not a valid ${...}", raw, "${PATH.OF.A.VALUE} or ${oc.env:NAME,DEFAULT}", "check its brackets and quotes"))
                 continue
             wanted = re.search(r"'([^']+)' not found", str(error))
             if wanted and (fact := _fact_that_is_not(wanted[1], path, cfg)):

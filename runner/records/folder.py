@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from samewise.runner.errors import ConfigError, Problem, TrainingError
-from samewise.runner.records import locks
+from samewise.runner.errors import ConfigError, DamagedFile, Problem, TrainingError
+from samewise.runner.records import locks, trust
 from samewise.runner.records.files import require_no_link
 
 APPENDED = ("metrics.jsonl", "system.jsonl", "trace.jsonl", "sender.log")
@@ -106,8 +106,12 @@ class RunFolder:
 
         Raises:
             ConfigError: it cannot be written.
-            DamagedFile: where something is written there is a link.
+            DamagedFile: where something is written there is a link; or `checkpoints` is one, in a folder that this user has neither made nor trusted.
         """
+        if self.checkpoints.is_symlink() and not trust.is_signed(self.config):
+            words = "is a link, which may lead to any folder of yours, and the run's folder was not made by you with this home folder"
+            hint = f"remove it; or, if you have made it: `samewise eval {self.path} --trust` says that the folder is yours"
+            raise DamagedFile(Problem(str(self.checkpoints), words, hint=hint))
         require_no_link(self.artifacts, self.lock, *(self.path / name for name in APPENDED))
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)

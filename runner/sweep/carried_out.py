@@ -14,7 +14,7 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, number_of
 from samewise.runner.launchers.base import Launcher
 from samewise.runner.records import sources
 from samewise.runner.records import trust as trusted
@@ -130,7 +130,8 @@ def carry_out(ready: Ready, *, wait: bool, retry_failed: bool) -> bool:
         try:
             launcher.open(folder)
             todo = sweep.prepare()
-            watcher.say(f"{folder.id}: {f'{total} points, ' if total is not None else ''}{todo} to run; {folder.path}")
+            of = f"{number_of(total, 'point')}, " if total is not None else ""
+            watcher.say(f"{folder.id}: {of}{todo} to run; {folder.path}")
             if launcher.detached and not wait:
                 count = sweep.submit()
                 watcher.say(f"{count} jobs submitted; `samewise sweep --status {folder.path}` shows their progress")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from samewise.runner.errors import Problem, first_line, raised_at
+from samewise.runner.errors import Problem, first_line, number_of, raised_at
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.secrets import plain_cell, redact
 from samewise.runner.sweep.comparison import Pages
@@ -93,7 +93,7 @@ def points_csv(found: Sequence[PointResult]) -> str:
 
 def _head(folder: SweepFolder, found: Sequence[PointResult], spent: Cost, pages: Pages | None) -> str:
     lines = [f"<h1>{html.escape(folder.id)}</h1>", f"<p><code>samewise sweep {html.escape(shlex.join(folder.facts['overrides']))}</code></p>"]
-    lines.append(f"<p>{len(found)} points: {counted(found)}. {cost_in_words(spent)}.</p>")
+    lines.append(f"<p>{number_of(len(found), 'point')}: {counted(found)}. {cost_in_words(spent)}.</p>")
     if pages:
         opens = f" (after <code>{html.escape(pages.opens)}</code>)" if pages.opens else ""
         links = f'<a href="{html.escape(pages.compare)}">side by side</a>, <a href="{html.escape(pages.table)}">in the table of runs</a>'

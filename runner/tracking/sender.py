@@ -98,12 +98,23 @@ def quiet_mlflow() -> Generator[None]:
             del os.environ[name]
 
 
-def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int) -> int:
-    """Send until the trainer has ended and everything has been sent, or nothing has got through for `flush_timeout_s` since."""
+def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer: int, *, since: float) -> int:
+    """Send until the trainer has ended and everything has been sent, or nothing has got through for `flush_timeout_s` since.
+
+    Args:
+        folder: The run's.
+        settings: The config's `tracking`.
+        lifeline: Tells of the trainer's end.
+        trainer: Its process.
+        since: From when on another sender has tried in this one's place (`time.monotonic`): of many killed trainings not each sender waits anew.
+
+    Returns:
+        0: everything was sent; 1: not.
+    """
     sampler = _sampler(folder, trainer) if settings["log_system"] else None
     copies = [Copy(name, folder, settings) for name in reported_to(settings)]
     wait = 0.0
-    ended_at: float | None = None
+    ended_at = since if lifeline.ended(0.0) else None
     while True:
         ended = lifeline.ended(wait)
         if ended and ended_at is None:
@@ -146,8 +157,9 @@ def be(folder: RunFolder, trainer: int) -> int:
     except EOFError:
         return 1
     prepare_environment()
+    since = time.monotonic()
     with hold(folder.sending, wait=True):
-        return run(folder, settings, lifeline, trainer)
+        return run(folder, settings, lifeline, trainer, since=since)
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import progress
+from samewise.runner.tracking import progress, sender
 from samewise.runner.tracking.link import SHARED
 from samewise.runner.tracking.sender_parent import SenderParent
 
@@ -346,3 +348,40 @@ def test_the_disk_of_the_run_may_be_moved_and_the_run_goes_on(written: RunFolder
     again = sending(moved, store)
     assert again.synchronise(alive=False).metrics == 0
     assert again.progress.run_id == first.progress.run_id
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """A server that is out of order, and counts who asks."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_error(503)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_sender_that_has_waited_for_another_s_attempts_does_not_wait_as_long_again(written: RunFolder) -> None:
+    """Of a run that was killed ten times while its server was away, ten senders would wait one after the other, and `samewise sync` would be put off."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = {
+            "enabled": True,
+            "uri": f"http://127.0.0.1:{server.server_port}",
+            "experiment": "x",
+            "report_to": ["mlflow"],
+            "log_system": False,
+            "send_every_s": 0.01,
+        }
+        settings |= {"flush_timeout_s": 1000.0, "artifact_location": None, "run_name": None, "tags": {}}
+        try:
+            assert sender.run(written, settings, sender.Lifeline(ended.pid), ended.pid, since=time.monotonic() - 1001) == 1
+        finally:
+            server.shutdown()
+    assert Refusing.asked == 1

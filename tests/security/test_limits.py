@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,14 @@ def test_numbers_that_the_machine_cannot_carry_are_refused() -> None:
     told = paths(*" ".join(NUMBERS.values()).split())
     assert {key for key in NUMBERS if "too large" in told[key] or "more processes" in told[key]} == NUMBERS.keys()
     assert "too large" in paths("batch_size=100000000000")["batch_size"]
+
+
+def test_hundreds_of_threads_are_for_machines_with_as_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert "is more threads than this machine can carry with 2 cores" in paths("reproducibility.threads=500")["reproducibility.threads"]
+    assert not paths("reproducibility.threads=256")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert not paths("reproducibility.threads=500")
 
 
 def test_ranks_that_the_machine_cannot_carry_are_not_started(samewise, tmp_path: Path) -> None:
@@ -106,7 +116,10 @@ def test_what_a_launcher_runs_does_not_come_from_an_experiment(kind: str, own: P
     project = Project(own, configs=(own,))
     found = problems(compose(["experiment=of_others"], project=project), project)
     assert [problem.path for problem in found] == [path]
-    assert "of_others.yaml" in found[0].message
+    assert "of_others.yaml" in found[0].where
+    assert "of_others.yaml" not in found[0].message
+    meant = shlex.split(found[0].hint)[-1]
+    assert not problems(compose(["experiment=of_others", meant], project=project), project)
 
 
 def test_it_comes_from_the_command_line_or_from_the_projects_own_launcher(own: Path) -> None:

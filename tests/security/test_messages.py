@@ -11,7 +11,8 @@ import pytest
 from torch import nn
 
 from samewise.recipes.classification import ClassificationScores
-from samewise.runner.errors import ConfigError, describe
+from samewise.runner.config.instantiate import locate
+from samewise.runner.errors import ConfigError, Problem, describe
 from samewise.runner.optim.weights import load_weights
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=1", "callbacks=none", "tracking=none", "evaluate.pictures=false")
@@ -30,6 +31,57 @@ def test_a_place_that_cannot_be_is_named(given: str, told: str, samewise: Callab
     done = samewise("check", "experiment=resnet18_digits", "--static", given)
     assert done.returncode == 2
     assert told in done.stderr
+
+
+TARGETS = {
+    "torch.hub.load": ["downloads a repository and runs its code", "--package NAME", "initialise.weights=FILE"],
+    "torch.load": ["weights are read by initialise.weights=FILE"],
+    "timm.create_model": ['--package timm, or packages = ["timm"] under [tool.samewise] in pyproject.toml'],
+    "os.system": ["of Python's own library"],
+    "torch.nn.parallel.DistributedDataParallel": [
+        "is of torch.nn.parallel, which a config may not name: it wraps a model for several devices: `strategy` does"
+    ],
+    "torch.nn.DataParallel": ["is of torch.nn.parallel, which a config may not name"],
+    "torchvision.models.feature_extraction.create_feature_extractor": ["writes and compiles source code"],
+    "torch.nn.Lineer": ["did you mean 'Linear'?"],
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_a_target_may_not_name_is_said_with_what_to_do(target: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        locate(target, "model", ())
+    (problem,) = caught.value.problems
+    assert all(words in str(problem) for words in TARGETS[target]), problem
+    assert f"'{target}'?" not in str(problem)
+
+
+INTERPOLATIONS = {
+    "${oc.env:NOPE}": "refers to an environment variable that is not set: NOPE; hint: set it (export NOPE=VALUE), or give a default: ${oc.env:NOPE,DEFAULT}",
+    "${oc.evn:HOME}": "asks 'oc.evn' for its value, and there is no such resolver; hint: did you mean 'oc.env'?",
+    "${hydra:job.name}": "there is no such resolver; hint: write the value itself",
+    "${now:%Y}": "there is no such resolver; hint: write the value itself",
+    '${oc.decode:"["}': "is not a valid ${...}; hint: check its brackets and quotes",
+    "${sed}": "refers to a value that does not exist; hint: did you mean 'seed'?",
+}
+
+
+@pytest.mark.parametrize("value", INTERPOLATIONS)
+def test_a_value_that_cannot_be_resolved_is_said_with_what_to_do(value: str, samewise: Callable[..., Any]) -> None:
+    done = samewise("check", "experiment=resnet18_digits", "--static", f"name={value}")
+    assert done.returncode == 2
+    assert f"error: name: {INTERPOLATIONS[value]}" in done.stderr or f"error: name: asks '{value[2:].partition(':')[0]}'" in done.stderr
+    assert INTERPOLATIONS[value] in done.stderr
+
+
+def test_a_file_is_named_once() -> None:
+    told = str(Problem("/data/a.wav", "cannot be read: [Errno 2] No such file or directory: '/data/a.wav'"))
+    assert told == "/data/a.wav: cannot be read: No such file or directory"
+    assert str(Problem("dataset", "failed: [Errno 13] Permission denied: '/data/a'", "/data/a")).count("/data/a") == 1
+
+
+def test_one_point_is_a_point(samewise: Callable[..., Any]) -> None:
+    assert "1 point, no problems found" in samewise("sweep", *TINY, "seed=0,0", "--list").stderr
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE, errno.ENAMETOOLONG])

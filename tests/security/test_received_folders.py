@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import shutil
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -17,53 +14,9 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.commands.ui import _require_places
-from samewise.runner.errors import ConfigError
 from samewise.runner.records import trust
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run root with a run and a sweep of one point."""
-    from samewise.runner.cli import main
-
-    home = tmp_path_factory.mktemp("made")
-    before = Path.cwd()
-    os.chdir(home)
-    try:
-        assert main(["train", *TINY, "name=one"]) == 0
-        assert main(["sweep", *TINY, "name=swept", "seed=0,1", "launcher.jobs=1"]) == 0
-    finally:
-        os.chdir(before)
-    return home
-
-
-@pytest.fixture
-def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copy = tmp_path / "home"
-    shutil.copytree(made, copy, symlinks=True)
-    monkeypatch.chdir(copy)
-    return copy
-
-
-@pytest.fixture
-def run(home: Path) -> Path:
-    return next(home.glob("runs/one/*"))
-
-
-@pytest.fixture
-def sweep(home: Path) -> Path:
-    return next(home.glob("runs/sweeps/*"))
-
-
-@pytest.fixture
-def picture(home: Path) -> Path:
-    from PIL import Image
-
-    Image.new("RGB", (32, 32)).save(home / "picture.png")
-    return home / "picture.png"
 
 
 @pytest.fixture
@@ -113,52 +66,6 @@ def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(sa
     assert samewise(*given).returncode == trusted.returncode
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + "\n")  # trusted as it was
     assert samewise(*given).returncode == 2
-
-
-LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
-
-
-@pytest.mark.parametrize("name", LINKS)
-@pytest.mark.parametrize("is_there", [True, False], ids=["to a file", "to nothing"])
-def test_training_writes_through_no_link_in_the_run_s_folder(samewise, run, tmp_path, name, is_there) -> None:
-    (run / "summary.json").unlink()
-    shutil.rmtree(run / "checkpoints")  # it begins anew, and would write each of them from the start
-    if (run / name).is_dir():
-        shutil.rmtree(run / name)
-    (run / name).unlink(missing_ok=True)
-    mine = tmp_path / "mine"
-    if is_there:
-        mine.write_text("mine\nwithout an end")
-    (run / name).symlink_to(mine)
-    done = samewise("train", *TINY, "name=one")
-    assert done.returncode == 2, done.stdout
-    assert f"{name}: is damaged: it is a link, which may lead to any file of yours" in done.stderr
-    assert mine.exists() == is_there
-    assert not is_there or mine.read_text() == "mine\nwithout an end"
-
-
-def test_pictures_and_reports_are_written_through_no_link(samewise, run, sweep, tmp_path) -> None:
-    mine, other = tmp_path / "mine", tmp_path / "other"
-    mine.write_text("mine")
-    other.mkdir()
-    pictures = run / "eval" / "valid-00000002"
-    for made, target in (
-        (pictures / "confusion_matrix.png", mine),
-        (pictures, other),
-        (run / "eval", other),
-        (sweep / "report" / "index.html", mine),
-        (sweep / "report", other),
-    ):
-        shutil.rmtree(made.parent, ignore_errors=True) if made.parent not in (run, sweep) else shutil.rmtree(made, ignore_errors=True)
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.symlink_to(target)
-        of_run = run in made.parents
-        done = samewise("eval", run) if of_run else samewise("report", sweep, "--no-mlflow")
-        assert done.returncode == (0 if of_run else 2), done.stderr
-        assert f"{made}: is damaged: it is a link" in done.stderr
-        assert mine.read_text() == "mine"
-        assert not [*other.rglob("*.*")]
-        made.unlink()
 
 
 @pytest.mark.parametrize("command", ["eval", "verify", "report", "sweep", "status", "cancel"])
@@ -224,29 +131,6 @@ def test_a_received_config_trains_below_runs_and_not_where_its_run_was(samewise,
     assert len(list(home.glob("runs/one/*"))) == 2
 
 
-def test_of_an_archive_it_is_said_what_it_is_and_not_how_to_run_what_is_in_it(samewise, run, home) -> None:
-    import tarfile
-
-    with tarfile.open(home / "result.bundle", "w") as archive:
-        archive.add(run / "config.yaml", "run/config.yaml")
-    for command in ("digest", "eval", "diff"):
-        done = samewise(command, "result.bundle", *([run] if command == "diff" else []))
-        assert done.returncode == 2
-        assert "tar -xf" in done.stderr
-        assert "weights_only" not in done.stderr
-    assert "is not an override; hint: give one run at a time" in samewise("eval", run, run).stderr
-
-
-def test_a_sweep_is_continued_where_it_was_begun_and_not_from_a_copy(samewise, home, sweep) -> None:
-    shutil.copytree(sweep, home / "copy")
-    mine = {file: file.stat().st_mtime_ns for file in sweep.rglob("*")}
-    for given in (("sweep", "copy"), ("sweep", "copy", "--retry-failed"), ("sweep", "copy", "--list")):
-        done = samewise(*given)
-        assert done.returncode == 2, done.stdout
-        assert "copy: is a copy, or was begun in another folder" in done.stderr
-    assert {file: file.stat().st_mtime_ns for file in sweep.rglob("*")} == mine
-
-
 def test_a_file_that_is_missing_or_cannot_be_read_is_named(samewise, run, sweep) -> None:
     config = run / "config.yaml"
     lines = config.read_text().splitlines()
@@ -265,55 +149,6 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_named(samewise, run, sweep)
     assert "there is no sweep.json in it" in samewise("sweep", sweep, "--status").stderr
 
 
-def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_trusted(tmp_path) -> None:
-    file = tmp_path / "mlflow.db"
-    uri = f"sqlite:///{file}"
-
-    def add(location: str, *runs: str) -> None:
-        with contextlib.closing(sqlite3.connect(file)) as store:
-            store.executescript("CREATE TABLE IF NOT EXISTS experiments (artifact_location); CREATE TABLE IF NOT EXISTS runs (artifact_uri)")
-            store.execute("INSERT INTO experiments VALUES (?)", (location,))
-            store.executemany("INSERT INTO runs VALUES (?)", [(run,) for run in runs])
-            store.commit()
-
-    def refused() -> str:
-        with pytest.raises(ConfigError) as told:
-            _require_places(uri, trust=False)
-        return str(told.value)
-
-    add(str(tmp_path / "mlartifacts" / "1"), f"{tmp_path}/mlartifacts/1/a/artifacts", "mlflow-artifacts:/1")
-    _require_places(uri, trust=False)
-    add("s3://mine/1", "s3://mine/1/a/artifacts")
-    assert ": s3://mine/1; hint: if these places are yours" in refused()
-    _require_places(uri, trust=True)
-    add("s3://mine/1", "s3://mine/1/b/artifacts")  # another run in the same place
-    _require_places(uri, trust=False)
-    add("file:///home/me/%2Essh", f"{tmp_path}/mlartifacts/../../secret")
-    assert "mlflow.db: the store has MLflow show files outside of its folder" in refused()
-    for place in ("/home/me/.ssh", str(tmp_path.parent / "secret"), "s3://mine/1", "--trust"):
-        assert place in refused()
-    file.with_name(".mlflow.db.places").write_text(f"/home/me/.ssh\n{tmp_path.parent}/secret\ns3://mine/1\n")  # a stranger's own list
-    assert "/home/me/.ssh" in refused()
-    with contextlib.closing(sqlite3.connect(file)) as store:  # where a logged model's files are
-        store.executescript("CREATE TABLE logged_models (artifact_location)")
-        store.executemany("INSERT INTO logged_models VALUES (?)", [("s3://mine/1/models/m-1",), ("/etc/ssl/private",)])
-        store.commit()
-    assert "/etc/ssl/private" in refused()
-    assert "m-1" not in refused()
-
-
-def test_the_command_ui_starts_no_server_over_a_store_that_shows_other_folders(samewise, tmp_path, monkeypatch) -> None:
-    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
-        store.executescript("CREATE TABLE experiments (artifact_location); CREATE TABLE runs (artifact_uri); INSERT INTO experiments VALUES ('/etc')")
-    started: list[object] = []
-    monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: started.append(given))
-    done = samewise("ui", "--run-root", tmp_path)
-    assert done.returncode == 2
-    assert "/etc" in done.stderr
-    assert "--trust" in done.stderr
-    assert not started
-
-
 def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(samewise, run) -> None:
     """`train` composes what it runs from the user's own command line."""
     (run / ".signature").unlink()
@@ -321,68 +156,6 @@ def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(
     (run / "summary.json").unlink()
     assert samewise("train", *TINY, "name=one").returncode == 0
     assert samewise("eval", run).returncode == 0  # written by this user now
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """SLURM's commands, as ones that leave a mark."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
-        (folder / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/mark\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return tmp_path / "mark"
-
-
-def on_a_cluster(sweep: Path, **changes: Any) -> None:
-    """The sweep as a stranger hands it on, with jobs that SLURM would be asked for."""
-    file = sweep / "sweep.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "launcher": {"_target_": "samewise.runner.launchers.slurm.Slurm"}, **changes}))
-    (sweep / "slurm").mkdir()
-    (sweep / "slurm" / "0001.json").write_text(json.dumps({"points": [0, 1], "job": "1", "variables": [{}, {}]}))
-
-
-def test_a_received_sweep_is_shown_and_its_launcher_runs_no_command_until_it_is_trusted(samewise, sweep, cluster) -> None:
-    on_a_cluster(sweep)
-    for given in (("sweep", sweep, "--status"), ("report", sweep)):
-        done = samewise(*given)
-        assert done.returncode == 0, done.stderr
-        assert "its launcher is not asked" in done.stderr
-    for given in (("sweep", sweep, "--cancel"), ("sweep", sweep), ("sweep", sweep, "--list"), ("sweep", *TINY, "name=swept", "seed=0,1", "launcher.jobs=1")):
-        done = samewise(*given)
-        assert done.returncode == 2, done.stdout
-        assert "--trust" in done.stderr
-    assert not cluster.exists()
-    samewise("sweep", sweep, "--status", "--trust")
-    assert cluster.exists()
-
-
-def test_a_sweep_s_folder_does_not_say_whose_packages_a_launcher_is_from(samewise, sweep, tmp_path, monkeypatch) -> None:
-    mark = tmp_path / "mark"
-    (tmp_path / "strange_lab.py").write_text(
-        f"open({str(mark)!r}, 'w').close()\nfrom samewise.runner.launchers.local import Local\nclass Mine(Local):\n    detached = True\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    on_a_cluster(sweep, launcher={"_target_": "strange_lab.Mine"}, packages=["strange_lab"], root=str(tmp_path))
-    done = samewise("sweep", sweep, "--status", "--trust")
-    assert done.returncode == 2, done.stdout
-    assert "outside the packages" in done.stderr
-    assert not mark.exists()
-
-
-def test_a_job_trains_under_another_home_than_that_of_the_sweep(sweep, tmp_path, monkeypatch) -> None:
-    """As in a pod, or on a machine whose home is not shared."""
-    from samewise.runner.launchers.job import main
-
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
-    for run in sweep.parents[1].glob("swept/*"):
-        shutil.rmtree(run)
-    for _ in range(2):  # and again, as after a preemption, where another pod has another key
-        shutil.rmtree(tmp_path / "other", ignore_errors=True)
-        assert main(sweep, 0) == 0
-        for summary in sweep.parents[1].glob("swept/*/summary.json"):
-            summary.unlink()
 
 
 def test_processes_that_make_the_key_at_once_have_one_key_that_only_the_user_can_read(tmp_path, clean_environment) -> None:

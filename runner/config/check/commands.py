@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.origins import origins
@@ -24,11 +27,12 @@ def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Proble
     told = {path: value for path, value in flat(plain(composed.cfg.launcher) or {}) if isinstance(value, str) and path.partition(".")[0] not in HARMLESS}
     where = origins(composed.overrides, project=project) if told else {}
     for path, value in told.items():
-        origin = where.get(f"launcher.{path}", "a config file")
+        origin, name = where.get(f"launcher.{path}", ""), path.partition(".")[0]
         if not _is_yours(origin, project):
-            words = f"is set by {origin}, and would be run or mounted as yours"
-            hint = f"launcher.{path.partition('.')[0]}=VALUE"
-            yield Problem(f"launcher.{path}", words, value, "the command line, or a launcher/NAME.yaml in the project's own folder of configs", hint)
+            meant = shlex.quote(f"launcher.{name}={_as_override(plain(composed.cfg.launcher)[name])}")
+            hint = f"see what it does; if it is meant, say so on the command line: {meant}"
+            expected = "the command line, or a launcher/NAME.yaml in the project's own folder of configs"
+            yield Problem(f"launcher.{path}", "would be run or mounted as yours, and a config file sets it", value, expected, hint, origin)
 
 
 def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
@@ -42,10 +46,14 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
     for name, value in remote.items():
         origin = next((file for path, file in where.items() if f"{path}.".startswith(f"tracking.{name}.")), "")
         if any(Path(origin).is_relative_to(folder) for folder in project.given):
-            words = f"is set by {origin}: what is recorded of the run, and your tokens, would be sent there"
-            yield Problem(
-                f"tracking.{name}", words, value, "an address from the command line or from your own project", f"tracking.{name}={value} if it is meant"
-            )
+            words = "is where a config file has what is recorded of the run, and your tokens, sent"
+            hint = f"if it is meant, say so on the command line: tracking.{name}={value}"
+            yield Problem(f"tracking.{name}", words, value, "an address from the command line or from your own project", hint, origin)
+
+
+def _as_override(value: Any) -> str:
+    """A value as an override has it: keys are bare words there."""
+    return f"{{{', '.join(f'{key}: {_as_override(part)}' for key, part in value.items())}}}" if isinstance(value, dict) else json.dumps(value)
 
 
 def _is_yours(origin: str, project: Project) -> bool:

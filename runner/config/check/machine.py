@@ -8,8 +8,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from samewise.runner.config.check.settings import HIGHEST
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import try_writing
+
+_MOST_THREADS = 256
+"""As many as a large machine has cores: its runs can be verified on a small one."""
 
 
 def problems(cfg: DictConfig, *, elsewhere: bool = False) -> list[Problem]:
@@ -32,6 +36,15 @@ def require_few(path: str, count: int) -> None:
     cores = os.cpu_count() or 1
     if count > max(64, 8 * cores):
         raise ConfigError(Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {max(64, 8 * cores)}"))
+
+
+def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
+    """More than there are cores are of use, to have the bits of a larger machine; hundreds more only wait for each other."""
+    cores = os.cpu_count() or 1
+    most = max(_MOST_THREADS, 8 * cores)
+    if most < cfg.reproducibility.threads <= HIGHEST["reproducibility.threads"]:  # beyond that `settings` says so
+        words = f"is more threads than this machine can carry with {cores} cores, in each process"
+        yield Problem("reproducibility.threads", words, cfg.reproducibility.threads, f"at most {most}")
 
 
 def workers_fit(cfg: DictConfig) -> Iterator[Problem]:
@@ -63,4 +76,4 @@ def backend_is_there(cfg: DictConfig) -> Iterator[Problem]:
 
 
 ANYWHERE: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (runs_can_be_written,)
-RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, workers_fit, device_is_there, backend_is_there)
+RULES: tuple[Callable[[DictConfig], Iterator[Problem]], ...] = (*ANYWHERE, workers_fit, threads_fit, device_is_there, backend_is_there)

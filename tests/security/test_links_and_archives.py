@@ -1,0 +1,158 @@
+"""A link in a folder that someone else made is not written through, nor is a store's word followed to other folders; and an archive is no file of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+
+import pytest
+
+from samewise.runner.commands.ui import _require_places
+from samewise.runner.errors import ConfigError
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
+LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("is_there", [True, False], ids=["to a file", "to nothing"])
+def test_training_writes_through_no_link_in_the_run_s_folder(samewise, run, tmp_path, name, is_there) -> None:
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints")  # it begins anew, and would write each of them from the start
+    if (run / name).is_dir():
+        shutil.rmtree(run / name)
+    (run / name).unlink(missing_ok=True)
+    mine = tmp_path / "mine"
+    if is_there:
+        mine.write_text("mine\nwithout an end")
+    (run / name).symlink_to(mine)
+    done = samewise("train", *TINY, "name=one")
+    assert done.returncode == 2, done.stdout
+    assert f"{name}: is damaged: it is a link, which may lead to any file of yours" in done.stderr
+    assert mine.exists() == is_there
+    assert not is_there or mine.read_text() == "mine\nwithout an end"
+
+
+def test_training_follows_a_link_in_place_of_checkpoints_only_in_a_folder_of_its_user_s(samewise, run, tmp_path) -> None:
+    """It would write, rename and delete there; a user's own may lead to a larger disk."""
+    mine = tmp_path / "mine"
+    (mine / ".step-00000009.tmp").mkdir(parents=True)
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to(mine)
+    signature = (run / ".signature").read_bytes()
+    (run / ".signature").unlink()
+    done = samewise("train", *TINY, "name=one")
+    assert done.returncode == 2, done.stdout
+    assert "checkpoints: is a link, which may lead to any folder of yours" in done.stderr
+    assert "--trust" in done.stderr
+    assert [one.name for one in mine.iterdir()] == [".step-00000009.tmp"]
+    (run / ".signature").write_bytes(signature)
+    assert samewise("train", *TINY, "name=one").returncode == 0
+    assert (mine / "step-00000002").is_dir()
+
+
+def test_pictures_and_reports_are_written_through_no_link(samewise, run, sweep, tmp_path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.write_text("mine")
+    other.mkdir()
+    pictures = run / "eval" / "valid-00000002"
+    for made, target in (
+        (pictures / "confusion_matrix.png", mine),
+        (pictures, other),
+        (run / "eval", other),
+        (sweep / "report" / "index.html", mine),
+        (sweep / "report", other),
+    ):
+        shutil.rmtree(made.parent, ignore_errors=True) if made.parent not in (run, sweep) else shutil.rmtree(made, ignore_errors=True)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.symlink_to(target)
+        of_run = run in made.parents
+        done = samewise("eval", run) if of_run else samewise("report", sweep, "--no-mlflow")
+        assert done.returncode == (0 if of_run else 2), done.stderr
+        assert f"{made}: is damaged: it is a link" in done.stderr
+        assert mine.read_text() == "mine"
+        assert not [*other.rglob("*.*")]
+        made.unlink()
+
+
+def test_predictions_are_written_through_no_link_in_the_run(samewise, run, picture, tmp_path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.write_text("mine")
+    other.mkdir()
+    folder = run / "predictions"
+    folder.symlink_to(other)
+    for link in (folder, folder / "picture_class.png"):
+        done = samewise("predict", run, picture)
+        assert done.returncode == 2, done.stdout
+        assert f"{link}: is damaged: it is a link" in done.stderr
+        if link == folder:
+            folder.unlink()
+            folder.mkdir()
+            (folder / "picture_class.png").symlink_to(mine)
+    assert mine.read_text() == "mine"
+    assert not list(other.iterdir())
+
+
+def test_of_an_archive_it_is_said_what_it_is_and_not_how_to_run_what_is_in_it(samewise, run, home) -> None:
+    import tarfile
+
+    with tarfile.open(home / "result.bundle", "w") as archive:
+        archive.add(run / "config.yaml", "run/config.yaml")
+    for command in ("digest", "eval", "diff"):
+        done = samewise(command, "result.bundle", *([run] if command == "diff" else []))
+        assert done.returncode == 2
+        assert "tar -xf" in done.stderr
+        assert "weights_only" not in done.stderr
+    assert "is not an override; hint: give one run at a time" in samewise("eval", run, run).stderr
+
+
+def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_trusted(tmp_path) -> None:
+    file = tmp_path / "mlflow.db"
+    uri = f"sqlite:///{file}"
+
+    def add(location: str, *runs: str) -> None:
+        with contextlib.closing(sqlite3.connect(file)) as store:
+            store.executescript("CREATE TABLE IF NOT EXISTS experiments (artifact_location); CREATE TABLE IF NOT EXISTS runs (artifact_uri)")
+            store.execute("INSERT INTO experiments VALUES (?)", (location,))
+            store.executemany("INSERT INTO runs VALUES (?)", [(run,) for run in runs])
+            store.commit()
+
+    def refused() -> str:
+        with pytest.raises(ConfigError) as told:
+            _require_places(uri, trust=False)
+        return str(told.value)
+
+    add(str(tmp_path / "mlartifacts" / "1"), f"{tmp_path}/mlartifacts/1/a/artifacts", "mlflow-artifacts:/1")
+    _require_places(uri, trust=False)
+    add("s3://mine/1", "s3://mine/1/a/artifacts")
+    assert ": s3://mine/1; hint: if these places are yours" in refused()
+    _require_places(uri, trust=True)
+    add("s3://mine/1", "s3://mine/1/b/artifacts")  # another run in the same place
+    _require_places(uri, trust=False)
+    add("file:///home/me/%2Essh", f"{tmp_path}/mlartifacts/../../secret")
+    assert "mlflow.db: the store has MLflow show files outside of its folder" in refused()
+    for place in ("/home/me/.ssh", str(tmp_path.parent / "secret"), "s3://mine/1", "--trust"):
+        assert place in refused()
+    file.with_name(".mlflow.db.places").write_text(f"/home/me/.ssh\n{tmp_path.parent}/secret\ns3://mine/1\n")  # a stranger's own list
+    assert "/home/me/.ssh" in refused()
+    with contextlib.closing(sqlite3.connect(file)) as store:  # where a logged model's files are
+        store.executescript("CREATE TABLE logged_models (artifact_location)")
+        store.executemany("INSERT INTO logged_models VALUES (?)", [("s3://mine/1/models/m-1",), ("/etc/ssl/private",)])
+        store.commit()
+    assert "/etc/ssl/private" in refused()
+    assert "m-1" not in refused()
+
+
+def test_the_command_ui_starts_no_server_over_a_store_that_shows_other_folders(samewise, tmp_path, monkeypatch) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        store.executescript("CREATE TABLE experiments (artifact_location); CREATE TABLE runs (artifact_uri); INSERT INTO experiments VALUES ('/etc')")
+    started: list[object] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: started.append(given))
+    done = samewise("ui", "--run-root", tmp_path)
+    assert done.returncode == 2
+    assert "/etc" in done.stderr
+    assert "--trust" in done.stderr
+    assert not started

@@ -1,0 +1,85 @@
+"""A sweep's folder that someone else made is shown, and starts and asks nothing that it names, until its user says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """SLURM's commands, as ones that leave a mark."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
+        (folder / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/mark\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tmp_path / "mark"
+
+
+def on_a_cluster(sweep: Path, **changes: Any) -> None:
+    """The sweep as a stranger hands it on, with jobs that SLURM would be asked for."""
+    file = sweep / "sweep.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "launcher": {"_target_": "samewise.runner.launchers.slurm.Slurm"}, **changes}))
+    (sweep / "slurm").mkdir()
+    (sweep / "slurm" / "0001.json").write_text(json.dumps({"points": [0, 1], "job": "1", "variables": [{}, {}]}))
+
+
+def test_a_received_sweep_is_shown_and_its_launcher_runs_no_command_until_it_is_trusted(samewise, sweep, cluster) -> None:
+    on_a_cluster(sweep)
+    for given in (("sweep", sweep, "--status"), ("report", sweep)):
+        done = samewise(*given)
+        assert done.returncode == 0, done.stderr
+        assert "its launcher is not asked" in done.stderr
+    for given in (("sweep", sweep, "--cancel"), ("sweep", sweep), ("sweep", sweep, "--list"), ("sweep", *TINY, "name=swept", "seed=0,1", "launcher.jobs=1")):
+        done = samewise(*given)
+        assert done.returncode == 2, done.stdout
+        assert "--trust" in done.stderr
+    assert not cluster.exists()
+    samewise("sweep", sweep, "--status", "--trust")
+    assert cluster.exists()
+
+
+def test_a_sweep_s_folder_does_not_say_whose_packages_a_launcher_is_from(samewise, sweep, tmp_path, monkeypatch) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "strange_lab.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\nfrom samewise.runner.launchers.local import Local\nclass Mine(Local):\n    detached = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    on_a_cluster(sweep, launcher={"_target_": "strange_lab.Mine"}, packages=["strange_lab"], root=str(tmp_path))
+    done = samewise("sweep", sweep, "--status", "--trust")
+    assert done.returncode == 2, done.stdout
+    assert "outside the packages" in done.stderr
+    assert not mark.exists()
+
+
+def test_a_sweep_is_continued_where_it_was_begun_and_not_from_a_copy(samewise, home, sweep) -> None:
+    shutil.copytree(sweep, home / "copy")
+    mine = {file: file.stat().st_mtime_ns for file in sweep.rglob("*")}
+    for given in (("sweep", "copy"), ("sweep", "copy", "--retry-failed"), ("sweep", "copy", "--list")):
+        done = samewise(*given)
+        assert done.returncode == 2, done.stdout
+        assert "copy: is a copy, or was begun in another folder" in done.stderr
+    assert {file: file.stat().st_mtime_ns for file in sweep.rglob("*")} == mine
+
+
+def test_a_job_trains_under_another_home_than_that_of_the_sweep(sweep, tmp_path, monkeypatch) -> None:
+    """As in a pod, or on a machine whose home is not shared."""
+    from samewise.runner.launchers.job import main
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    for run in sweep.parents[1].glob("swept/*"):
+        shutil.rmtree(run)
+    for _ in range(2):  # and again, as after a preemption, where another pod has another key
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        assert main(sweep, 0) == 0
+        for summary in sweep.parents[1].glob("swept/*/summary.json"):
+            summary.unlink()
