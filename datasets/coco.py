@@ -84,7 +84,7 @@ def _add(one: dict[str, Any], images: dict[int, Annotated], labels: dict[int, in
     where = f"{path}, annotation {one.get('id')}"
     try:
         image, category, numbers = one["image_id"], one["category_id"], [float(value) for value in one["bbox"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(Problem(where, f"is incomplete: {error!r}", expected="image_id, category_id and bbox [x, y, width, height]")) from None
     if image not in images:
         raise DataError(Problem(where, "belongs to an image that the file does not list", image))
@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
 def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[int, str]:
     try:
         names = {int(one["id"]): str(one["name"]) for one in found}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(Problem(str(path), f"a category is incomplete: {error!r}", expected="id and name")) from None
     if not names:
         raise DataError(Problem(str(path), "has no categories"))
@@ -135,7 +135,7 @@ def _categories(found: list[dict[str, Any]], path: Path, *, keep: bool) -> dict[
 def _images(found: list[dict[str, Any]], path: Path) -> dict[int, Annotated]:
     try:
         images = {int(one["id"]): Annotated(str(one["file_name"]), int(one["width"]), int(one["height"]), int(one["id"])) for one in found}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(Problem(str(path), f"an image is incomplete: {error!r}", expected="id, file_name, width and height")) from None
     for image in images.values():
         if image.width < 1 or image.height < 1:

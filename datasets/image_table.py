@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import os
@@ -15,10 +16,12 @@ from samewise.datasets.parts.decode import Mode
 from samewise.datasets.parts.image_files import Cache, ImageFiles
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import in_split
-from samewise.datasets.parts.limits import read_text, require_regular
+from samewise.datasets.parts.limits import BYTES, ROWS, read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest
 
 _SPLITS = {"training": "train", "val": "valid", "validation": "valid", "dev": "valid", "testing": "test"}
+_PLAIN = ("string", "large_string", "bool", "null")
+_ROWS_AT_ONCE = 65_536
 _FORMS = "a .csv, .tsv, .json (a list of objects), .jsonl or .parquet file with a row for each image"
 
 
@@ -107,13 +110,10 @@ def _rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:
 def _read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     form = path.suffix.lower()
     if form == ".parquet":
-        try:
-            from pyarrow import parquet  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise ConfigError(Problem("dataset.table_path", "a Parquet file requires pyarrow, which is not installed", hint="pip install pyarrow")) from None
+        if importlib.util.find_spec("pyarrow") is None:
+            raise ConfigError(Problem("dataset.table_path", "a Parquet file requires pyarrow, which is not installed", hint="pip install pyarrow"))
         require_regular(path, whole=False)
-        with parquet.ParquetFile(path) as file:
-            return file.read([name for name in columns if name in file.schema_arrow.names] or None).to_pylist()
+        return _rows_of_parquet(path, columns)
     text = read_text(path)
     if form in (".csv", ".tsv"):
         return list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter="\t" if form == ".tsv" else ","))
@@ -124,6 +124,30 @@ def _read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     rows = json.loads(text)
     if not isinstance(rows, list):
         raise ValueError("it is not a list")
+    return rows
+
+
+def _rows_of_parquet(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """A value that is repeated stands in the file once, so the file's size says nothing of what it unpacks to."""
+    from pyarrow import compute, parquet  # pyright: ignore[reportMissingImports]
+
+    with parquet.ParquetFile(path) as file:
+        ROWS.check(path, file.metadata.num_rows)
+        held = {field.name: str(field.type.value_type if hasattr(field.type, "index_type") else field.type) for field in file.schema_arrow}
+    asked = [name for name in columns if name in held]
+    if not asked:
+        return [dict.fromkeys(held)]
+    for name in asked:
+        if held[name] not in _PLAIN and not held[name].startswith(("int", "uint", "float", "double")):
+            raise ValueError(f"its column {name!r} holds {held[name]}, not text or numbers")
+    rows, size = list[dict[str, Any]](), 0
+    with parquet.ParquetFile(path, read_dictionary=[name for name in asked if "string" in held[name]]) as file:
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=asked):
+            for column in batch.columns:
+                lengths = compute.binary_length(column.dictionary).take(column.indices) if hasattr(column, "dictionary") else None
+                size += column.nbytes if lengths is None else compute.sum(lengths).as_py() or 0
+            BYTES.check(path, size)
+            rows += batch.to_pylist()
     return rows
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import re
+import struct
+import zlib
 from pathlib import Path
 from typing import Literal, final
 
 from samewise.datasets.parts.image_files import Cache, ImageFiles, class_folders, list_images
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.limits import read_text, require_regular
+from samewise.datasets.parts.limits import read_bytes, read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
 
 _LAYOUT = "train/WNID/*.JPEG, and val/WNID/*.JPEG, or val/*.JPEG with the folder ILSVRC2012_devkit_t12 or the file LOC_val_solution.csv beside train and val"
 _GET = "download it from image-net.org (requires an account), unpack it, and set dataset.root=FOLDER"
+_PACKED, _MOST_UNPACKED = 15, 1 << 26
+"""The kind of a packed part of a file of MATLAB's, and the bytes that one may unpack to: the archive's own have some hundred thousand."""
 _WNID = re.compile(r"n\d{8}")
 
 
@@ -101,16 +105,29 @@ def _of_development_kit(kit: Path, count: int) -> list[str]:
 
     try:
         numbers = [int(line) for line in read_text(kit / "ILSVRC2012_validation_ground_truth.txt").split()]
-        require_regular(kit / "meta.mat")
+        _require_modest(kit / "meta.mat")
         synsets = loadmat(kit / "meta.mat", squeeze_me=True)["synsets"]
         wnid_of = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
         found = [wnid_of[number] for number in numbers]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
         expected = "ILSVRC2012_validation_ground_truth.txt and meta.mat"
         raise DataError(Problem(str(kit), f"the development kit cannot be read: {error}", expected=expected)) from None
     if len(found) != count:
         raise DataError(Problem(str(kit), f"knows {len(found)} validation images", expected=f"{count}, as val has", hint="unpack ILSVRC2012_img_val.tar again"))
     return found
+
+
+def _require_modest(path: Path) -> None:
+    """Parts of MATLAB's files are packed, and unpack to up to a thousand times their size."""
+    raw, place = read_bytes(path), 128
+    while place + 8 <= len(raw):
+        kind, length = struct.unpack("<II", raw[place : place + 8])
+        if kind == _PACKED:
+            unpacking = zlib.decompressobj()
+            unpacking.decompress(raw[place + 8 : place + 8 + length], _MOST_UNPACKED)
+            if unpacking.unconsumed_tail:
+                raise ValueError(f"a part of {path.name} unpacks to more than {_MOST_UNPACKED:,} bytes")
+        place += 8 + length
 
 
 def _class_names(wnids: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -149,11 +150,12 @@ def _parsed(path: Path, name: str, number: int, *, file: str | None = None) -> t
     except OSError as error:
         reason = f"the annotation of image {name} cannot be read: {error.strerror}"
         raise DataError(Problem(str(path), reason, hint="write it (without objects, if there are none), or remove the image from the list")) from None
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the latter two of an encoding that there is not
         raise DataError(Problem(str(path), f"is not XML: {error}")) from None
-    width, height = (int(_number(tree, f"size/{side}", path)) for side in ("width", "height"))
-    if width < 1 or height < 1:
-        raise DataError(Problem(str(path), "says that the image has no pixels", f"{width} x {height}"))
+    sides = [_number(tree, f"size/{side}", path) for side in ("width", "height")]
+    if not all(1 <= side < math.inf for side in sides):
+        raise DataError(Problem(str(path), "says that the image has no pixels", f"{sides[0]:g} x {sides[1]:g}"))
+    width, height = map(int, sides)
     said = (tree.findtext("filename") or "").strip()
     file = file or (said if Path(said).stem == name and said.lower().endswith(EXTENSIONS) else f"{name}.jpg")
     image = Annotated(file, width, height, number)

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import struct
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,12 @@ _MODES: dict[Mode, tuple[int, str]] = {
 
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
 """What Pillow may take a file for, whatever it is called; an EPS, for one, is a program, which Pillow would have Ghostscript run."""
+
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+"""Tags of a TIFF."""
+
+_SLACK = 1 << 16
+"""Bytes that a small PNG may have beyond its pixels."""
 
 _FRAME = re.compile(rb"\xff(?=[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf](..)[\x02-\x10](..)(..)(.))", re.DOTALL)
 """The header of a JPEG's frame: its own length, precision, height, width, number of components."""
@@ -69,6 +75,7 @@ def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
     operator = _operator(raw)
     if operator is not None:
         PIXELS.check(name, _pixels(raw))
+        _require_no_excess(raw)
         try:
             image = operator(torch.frombuffer(bytearray(raw), dtype=torch.uint8), number)
             if image.dtype == torch.uint8:
@@ -92,6 +99,20 @@ def _pixels(raw: bytes) -> int:
     return max((_product(high + wide, "!HH") for length, high, wide, parts in frames if length == struct.pack("!H", 8 + 3 * parts[0])), default=0)
 
 
+def _require_no_excess(raw: bytes) -> None:
+    """Raise a ValueError for a PNG that holds far more than its pixels: decoders unpack all of it, a thousandfold, before they notice."""
+    if not raw.startswith(b"\x89PNG"):
+        return
+    wide, high, bits, _ = struct.unpack("!IIBB", raw[16:26])
+    packed, place = 0, 8
+    while place + 8 <= len(raw):
+        length, kind = struct.unpack("!I4s", raw[place : place + 8])
+        packed += length if kind == b"IDAT" else 0
+        place += 12 + length
+    if packed > 2 * (wide * high * 4 * max(1, bits // 8) + high) + _SLACK:
+        raise ValueError(f"{packed:,} bytes are more than {wide} x {high} pixels take")
+
+
 def _product(raw: bytes, form: str) -> int:
     high, wide = struct.unpack(form, raw) if len(raw) == struct.calcsize(form) else (0, 0)
     return high * wide
@@ -107,6 +128,9 @@ def _by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
         raise
     with opened as image:
         PIXELS.check(name, image.width * image.height)
+        if image.format == "TIFF":  # a tile, or a strip, is decoded whole, however little of it is in the image
+            tags: Any = getattr(image, "tag_v2", {})
+            PIXELS.check(name, int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_HEIGHT, 0)))
         if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255
             values = np.asarray(image).astype(np.int64).clip(0, 65535)
             image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))

@@ -52,8 +52,10 @@ SAMPLES = Limit("SAMEWISE_MAX_SAMPLES", 3600 * 192_000, "samples of sound over a
 """Of what is decoded at once, at the file's rate and at the one that it is resampled to: an hour at 192 kHz, twelve hours at 16 kHz."""
 FILTER = Limit("SAMEWISE_MAX_FILTER", 25_000_000, "values in the filter that resamples it")
 """The filter between two rates grows with their product in lowest terms: 44,100 to 16,000 Hz needs 80,000 values, 191,999 to 16,000 Hz would need 3 billion."""
+ROWS = Limit("SAMEWISE_MAX_ROWS", 10_000_000, "rows")
+"""Of a Parquet table, in which a value that is repeated takes next to no room."""
 BYTES = Limit("SAMEWISE_MAX_FILE_BYTES", 4 << 30, "bytes")
-"""Of a file that is read whole: an image, a list, annotations."""
+"""Of a file that is read whole: an image, a list, annotations; and of a Parquet table's values once they are unpacked."""
 
 
 def require_regular(path: str | os.PathLike[str], *, whole: bool = True) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from samewise.runner.records import shapes, shards
 from samewise.runner.records.files import damaged, read_json, require_shape
 
 FORMAT = 1
+_MOST_REPEATED = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,31 @@ def _read(path: Path) -> dict[str, Any]:
     return state
 
 
+def _require_as_large_as_it_is(path: Path) -> None:
+    """torch.save packs nothing; a file that someone has packed anew may unpack to a thousand times its size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(one.file_size for one in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # of an older form, or damaged: torch says so
+        return
+    if size > path.stat().st_size:
+        raise pickle.UnpicklingError(f"it unpacks to {size:,} bytes, and torch.save does not pack what it writes; it has not been loaded")
+
+
+def _require_whole_tensors(found: Any) -> None:
+    """A tensor may say that it repeats a few numbers (as of `expand`) until no memory holds a copy of it."""
+    pending, seen = [found], set[int]()
+    for one in pending:
+        if isinstance(one, Tensor) and one.layout == torch.strided:
+            held, size = one.untyped_storage().nbytes(), one.numel() * one.element_size()
+            if size > max(held, _MOST_REPEATED):
+                words = f"it has a tensor of {list(one.shape)}, which repeats {held:,} bytes until they are {size:,}; it has not been loaded"
+                raise pickle.UnpicklingError(words)
+        elif isinstance(one, Mapping | list | tuple | set) and id(one) not in seen:  # which may contain itself
+            seen.add(id(one))
+            pending += one.values() if isinstance(one, Mapping) else one
+
+
 def load_tensors(path: Path) -> Any:
     """What is in a file of torch.save: tensors and plain values. Anything else is refused, and nothing that such a file names is made or called.
 
@@ -167,8 +194,9 @@ def load_tensors(path: Path) -> Any:
         pickle.UnpicklingError: there is something else in it.
         Exception: it is no such file.
     """
+    _require_as_large_as_it_is(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # torch's message advises to switch the protection off
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"names {named[1]}, which may run code" if named else "holds more than tensors and plain values, or is damaged"
@@ -179,6 +207,8 @@ def load_tensors(path: Path) -> Any:
         raise pickle.UnpicklingError(
             "it is an archive, such as a bundle, which holds more than tensors (`tar -xf` unpacks it); it has not been loaded"
         ) from None
+    _require_whole_tensors(found)
+    return found
 
 
 def load(path: Path) -> dict[str, Any]:

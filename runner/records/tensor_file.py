@@ -36,7 +36,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         start = 8 + int.from_bytes(held[:8], "little")
         header = json.loads(held[8:start])
+        if not isinstance(header, dict):
+            raise ValueError("its header is no mapping")
         header.pop("__metadata__", None)
+        if sum(one["data_offsets"][1] - one["data_offsets"][0] for one in header.values()) > len(held) - start:
+            raise ValueError("its tensors overlap, or the file is shorter than its header says")
         return {name: _tensor(held, start, **one) for name, one in header.items()}
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, RecursionError) as error:
         raise ValueError(first_line(error)) from None
@@ -70,4 +74,6 @@ def _tensor(held: bytearray, start: int, *, dtype: str, shape: Sequence[int], da
     first, last = data_offsets
     if not 0 <= first <= last <= len(held) - start:
         raise ValueError("the file is shorter than its header says")
+    if last == first and 0 not in shape:
+        raise ValueError(f"a tensor of {list(shape)} has no bytes")
     return torch.frombuffer(held[start + first : start + last], dtype=KINDS[dtype]).reshape(shape) if last > first else torch.empty(shape, dtype=KINDS[dtype])

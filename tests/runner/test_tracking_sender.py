@@ -369,7 +369,7 @@ def test_a_sender_that_has_waited_for_another_s_attempts_does_not_wait_as_long_a
     """Of a run that was killed ten times while its server was away, ten senders would wait one after the other, and `samewise sync` would be put off."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+    with sender.quiet_mlflow(), http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         settings = {
             "enabled": True,

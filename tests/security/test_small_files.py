@@ -1,0 +1,157 @@
+"""A small file that unpacks to a large one takes no more memory or time than a large one may: what it unpacks to is limited, not only its bytes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samewise.datasets.coco import _images
+from samewise.datasets.image_table import _rows
+from samewise.datasets.imagenet import _of_development_kit
+from samewise.datasets.parts.decode import read_image
+from samewise.datasets.pascal_voc import _parsed
+from samewise.runner.errors import DataError
+from samewise.runner.records.checkpoint import load_tensors
+from samewise.runner.records.tensor_file import read_tensors
+
+
+@pytest.fixture(autouse=True)
+def little_memory() -> Iterator[None]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
+
+
+def tiff(tile: tuple[int, int]) -> bytes:
+    """8 x 8 pixels, of one packed tile."""
+    data = zlib.compress(bytes(1 << 20))
+    data += bytes(len(data) % 2)
+    tags = [(256, 8), (257, 8), (258, 8), (259, 8), (262, 1), (277, 1), (322, tile[0]), (323, tile[1]), (324, 8), (325, len(data))]
+    entries = b"".join(struct.pack("<HHII", tag, 4 if tag in (256, 257, 322, 323, 324, 325) else 3, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def png(packed: bytes) -> bytes:
+    """8 x 8 pixels."""
+    chunks = ((b"IHDR", struct.pack("!IIBBBBB", 8, 8, 8, 2, 0, 0, 0)), (b"IDAT", packed), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack("!I", len(data)) + kind + data + struct.pack("!I", zlib.crc32(kind + data)) for kind, data in chunks)
+
+
+def test_a_tile_that_is_larger_than_its_image_is_not_unpacked(tmp_path: Path) -> None:
+    """It took 1 GB, of a kilobyte."""
+    (tmp_path / "a.tif").write_bytes(tiff((16, 16)))
+    assert read_image(tmp_path / "a.tif").shape == (3, 8, 8)
+    (tmp_path / "a.tif").write_bytes(tiff((32768, 32768)))
+    with pytest.raises(DataError, match="has 1,073,741,824 pixels"):
+        read_image(tmp_path / "a.tif")
+
+
+def test_a_png_that_holds_more_than_its_pixels_is_not_unpacked(tmp_path: Path) -> None:
+    """2 MB took a minute."""
+    (tmp_path / "a.png").write_bytes(png(zlib.compress(bytes(25 * 8))))
+    assert read_image(tmp_path / "a.png").shape == (3, 8, 8)
+    (tmp_path / "a.png").write_bytes(png(zlib.compress(bytes(1 << 27), 1)))
+    with pytest.raises(DataError, match="more than 8 x 8 pixels take"):
+        read_image(tmp_path / "a.png")
+
+
+def test_a_table_in_which_values_are_repeated_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 kB took more memory than there was."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file, columns = tmp_path / "a.parquet", {"file_column": "file", "label_column": "label"}
+
+    def write(rows: int, name: str) -> None:
+        repeated = [arrow.DictionaryArray.from_arrays(arrow.array([0] * rows, arrow.int32()), [one]) for one in (name, "x")]
+        parquet.write_table(arrow.table(repeated, names=["file", "label"]), file, compression="zstd")
+
+    write(3, "a.png")
+    assert _rows(file, columns) == [{"file": "a.png", "label": "x"}] * 3
+    monkeypatch.setenv("SAMEWISE_MAX_ROWS", "1000")
+    write(1001, "a.png")
+    with pytest.raises(DataError, match=r"has 1,001 rows.*SAMEWISE_MAX_ROWS"):
+        _rows(file, columns)
+    monkeypatch.setenv("SAMEWISE_MAX_FILE_BYTES", str(1 << 28))
+    write(1000, "a" * (1 << 20))
+    with pytest.raises(DataError, match=r"has 1,048,577,000 bytes.*SAMEWISE_MAX_FILE_BYTES"):
+        _rows(file, columns)
+    parquet.write_table(arrow.table({"file": [["a"]], "label": ["x"]}), file)
+    with pytest.raises(DataError, match="not text or numbers"):
+        _rows(file, columns)
+
+
+def test_a_file_of_matlab_s_is_not_unpacked_without_measure(tmp_path: Path) -> None:
+    (tmp_path / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n")
+    packed = zlib.compress(bytes(1 << 28), 1)
+    (tmp_path / "meta.mat").write_bytes(b"MATLAB 5.0".ljust(124) + b"\0\1IM" + struct.pack("<II", 15, len(packed)) + packed)
+    with pytest.raises(DataError, match="unpacks to more than"):
+        _of_development_kit(tmp_path, 1)
+
+
+def test_a_file_of_weights_that_was_packed_anew_is_not_unpacked(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1 << 22)}, tmp_path / "a.pt")
+    assert load_tensors(tmp_path / "a.pt")["a"].shape == (1 << 22,)
+    with zipfile.ZipFile(tmp_path / "a.pt") as given, zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as made:
+        for name in given.namelist():
+            made.writestr(name, given.read(name))
+    with pytest.raises(pickle.UnpicklingError, match="unpacks to"):
+        load_tensors(tmp_path / "b.pt")
+
+
+def test_a_tensor_that_repeats_a_number_until_no_memory_holds_it_is_not_loaded(tmp_path: Path, samewise: Callable[..., Any]) -> None:
+    torch.save({"model": {"a": torch.zeros(1).expand(1 << 40)}}, tmp_path / "a.pt")
+    done = samewise("digest", tmp_path / "a.pt")
+    assert done.returncode == 2
+    assert "a tensor of [1099511627776], which repeats 4 bytes" in done.stderr
+    torch.save({"a": torch.zeros(2, 3).expand(4, 2, 3), "b": torch.eye(3).t()}, tmp_path / "b.pt")  # as buffers may
+    assert load_tensors(tmp_path / "b.pt")["a"].shape == (4, 2, 3)
+
+
+HEADERS = {
+    "a shape without bytes": {"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 0]}},
+    "tensors that overlap": {str(name): {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]} for name in range(10)},
+    "a list": [1],
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_of_safetensors_has_no_tensors_made_that_are_not_in_the_file(kind: str, tmp_path: Path) -> None:
+    text = json.dumps(HEADERS[kind]).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4096))
+    with pytest.raises(ValueError, match=r"has no bytes|overlap|no mapping"):
+        read_tensors(tmp_path / "a.safetensors")
+
+
+ANNOTATIONS = {
+    "an encoding that is none": b'<?xml version="1.0" encoding="zlib"?><a/>',
+    "an encoding that is not read": b'<?xml version="1.0" encoding="shift_jis"?><a/>',
+    "no number": b"<a><size><width>inf</width><height>nan</height></size></a>",
+    "a long number": b"<a><size><width>" + b"9" * 5000 + b"</width><height>1</height></size></a>",
+    "entities": b'<!DOCTYPE a [<!ENTITY a "' + b"x" * 1000 + b'">'
+    + b"".join(b'<!ENTITY %c "%s">' % (98 + at, b"&%c;" % (97 + at) * 10) for at in range(9)) + b"]><a><size><width>&j;</width></size></a>",
+    "another file": b'<!DOCTYPE a [<!ENTITY a SYSTEM "file:///etc/passwd">]><a><size><width>&a;</width></size></a>',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ANNOTATIONS)
+def test_annotations_that_cannot_be_read_are_named(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "x.xml").write_bytes(ANNOTATIONS[kind])
+    with pytest.raises(DataError) as caught:
+        _parsed(tmp_path / "x.xml", "x", 0)
+    assert str(caught.value).startswith(str(tmp_path / "x.xml"))
+    assert "root:" not in str(caught.value)
+
+
+def test_numbers_of_coco_that_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="an image is incomplete"):
+        _images([{"id": 1, "file_name": "a.jpg", "width": float("inf"), "height": 1}], tmp_path)
