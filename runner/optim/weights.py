@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -232,7 +233,7 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
     if strict:
         wanted = [name for name in missing if not any(fnmatchcase(name, pattern) for pattern in patterns)]
         problems += [Problem(PATH, f"the model's '{name}' is not in the file", hint=nearest(name, unexpected)) for name in wanted]
-        problems += [Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing)) for name in unexpected]
+        problems += _not_in_the_model(unexpected, missing, held)
     if not common:
         problems = [Problem(PATH, "has no name in common with the model", sorted(state)[:3], f"such as {', '.join(list(held)[:3])}")]
     if problems:
@@ -241,6 +242,19 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
     held.update((name, state[name]) for name in common)  # which keeps the versions of the modules' states: torchvision's MNASNet asks for its own
     target.load_state_dict(held, strict=False)
     return tuple(common), tuple(missing), tuple(unexpected)
+
+
+def _not_in_the_model(unexpected: Sequence[str], missing: Sequence[str], held: Mapping[str, Any]) -> list[Problem]:
+    """Names that only the file has; of a part that the model has nothing of, such as Inception's auxiliary output, once for all."""
+    parts = {name.partition(".")[0] for name in held}
+    foreign = Counter(part for name in unexpected if (part := name.partition(".")[0]) != name and part not in parts and not close(name, missing))
+    several = {part: count for part, count in foreign.items() if count > 1}
+    problems = [
+        Problem(PATH, f"the file's '{part}.*' is not in the model: {count} names", hint=f"leave it out: initialise.exclude=[{part}.*]")
+        for part, count in several.items()
+    ]
+    others = [name for name in unexpected if name.partition(".")[0] not in several]
+    return problems + [Problem(PATH, f"the file's '{name}' is not in the model", hint=nearest(name, missing)) for name in others]
 
 
 def _leave_out(name: str) -> str:

@@ -127,3 +127,11 @@ def test_the_count_of_batches_is_missed_on_neither_side(tmp_path: Path) -> None:
     torch.save(FrozenBatchNorm2d(3).state_dict(), tmp_path / "weights.pt")
     loaded = initialise(nn.BatchNorm2d(3), {"weights": str(tmp_path / "weights.pt")}).loaded
     assert (loaded.missing, loaded.unexpected) == ((), ())
+
+
+def test_a_part_that_only_the_file_has_is_told_once_with_what_leaves_it_out(tmp_path: Path) -> None:
+    """As Inception's auxiliary output, or the quantizer of wav2vec 2.0."""
+    torch.save({**layers(2).state_dict(), **{f"quantizer.{name}": torch.zeros(1) for name in ("weight", "bias", "codes")}}, tmp_path / "weights.pt")
+    (problem,) = problems(layers(2), tmp_path / "weights.pt")
+    assert (problem.message, problem.hint) == ("the file's 'quantizer.*' is not in the model: 3 names", "leave it out: initialise.exclude=[quantizer.*]")
+    initialise(layers(2), {"weights": str(tmp_path / "weights.pt"), "exclude": ["quantizer.*"]})
