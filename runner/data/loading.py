@@ -52,6 +52,8 @@ class MicroBatch:
 
     number: int
     batch: Batch
+    sent: Callable[[], Batch] | None = None
+    """Gives it on the device, where it is on its way there."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Loader:
         keys: Makes an iterator over the keys wanted.
         num_workers: Processes that make batches; 0: this one.
         prefetch_factor: Batches each worker makes ahead.
-        pin_memory: Page-locked memory, for CUDA; workers' batches only.
+        pin_memory: Page-locked memory, for CUDA; workers' batches only: others are pinned as they are sent (`data/ahead.py`).
         persistent: Keep the workers from one iteration to the next.
     """
 

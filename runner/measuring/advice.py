@@ -78,11 +78,9 @@ def _transfer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list
     settings = run.config.loader
     if run.strategy.device.type == "cpu":
         return "each batch is copied into another memory layout", ["memory_format=contiguous"] if str(run.config.memory_format) == "channels_last" else []
-    if settings.pin_memory and settings.num_workers:
+    if settings.pin_memory:
         return "the batch is large for the way to the device", []
-    return "the batch is not in page-locked memory, so the device waits for its copy", [
-        f"loader.pin_memory=true loader.num_workers={settings.num_workers or 1}"
-    ]
+    return "the batch is not in page-locked memory, so the device waits for its copy", ["loader.pin_memory=true"]
 
 
 def _transforms(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -187,7 +187,7 @@ class FSDP(OneReplicaEach):
         return tallies
 
     def _lent(self, micro_batches: Sequence[MicroBatch], lender: int) -> MicroBatch:
-        return self.peers.gather(micro_batches[0] if self.peers.rank == lender else None)[lender]
+        return self.peers.gather(replace(micro_batches[0], sent=None) if self.peers.rank == lender else None)[lender]
 
     def _take_part(self, lent: MicroBatch, times: int, forward: Forward) -> None:
         """Where others have more micro-batches, as in an epoch's last step: run another's as often as they do, for nothing. They wait for this process."""

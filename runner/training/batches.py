@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from samewise.runner.data.ahead import Ahead, one_ahead
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
+from samewise.runner.interfaces import Batch
 from samewise.runner.training.run import Run
 
 
 def training_batches(run: Run) -> Iterator[list[MicroBatch]]:
-    """Each step's micro-batches that this process carries."""
-    mine, first, settings = run.strategy.micro_batches, run.step, run.config.loader
+    """Each step's micro-batches that this process carries; on CUDA the next step's are then on their way to the device."""
+    is_cuda, steps = run.strategy.device.type == "cuda", range(run.step, run.total_steps)
+    send = Ahead(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send if is_cuda else None
+    loaded = _loaded(run, steps, send)
+    for step, micro_batches in zip(steps, one_ahead(loaded) if is_cuda else loaded, strict=True):
+        run.strategy.coming(run.plan, step)
+        yield micro_batches
+
+
+def _loaded(run: Run, steps: range, send: Callable[[Batch], Callable[[], Batch]] | None) -> Iterator[list[MicroBatch]]:
+    mine, settings = run.strategy.micro_batches, run.config.loader
     loader = Loader(
         run.splits["train"].keyed,
-        lambda: training_keys(run.order, run.plan, first_step=first, steps=run.total_steps, micro_batches=mine),
+        lambda: training_keys(run.order, run.plan, first_step=steps.start, steps=steps.stop, micro_batches=mine),
         num_workers=settings.num_workers,
         prefetch_factor=settings.prefetch_factor,
         pin_memory=settings.pin_memory and run.strategy.device.type == "cuda",
     )
-    loaded = iter(loader)
-    for step in range(first, run.total_steps):
-        run.strategy.coming(run.plan, step)
-        yield [MicroBatch(number, next(loaded)) for number in mine if not run.plan.is_empty(step, number)]
+    batches = iter(loader)
+    for step in steps:
+        numbers = [number for number in mine if not run.plan.is_empty(step, number)]
+        yield [MicroBatch(number, batch, send(batch) if send else None) for number, batch in zip(numbers, batches, strict=False)]

@@ -17,6 +17,7 @@ from pretended_cuda import cuda_only
 from pretended_cuda.counts import RECORDER, Counts
 from pretended_cuda.operators import execute
 from pretended_cuda.randomness import GENERATOR
+from pretended_cuda.streams import Event, Stream, current_stream, stream
 from pretended_cuda.tensor import CUDA, DISGUISE, PretendedTensor
 
 FACTS = SimpleNamespace(name="Pretended H100", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132, uuid="pretended")
@@ -72,17 +73,6 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
             yield owner, name, getattr(cuda_only, f"chosen_{name}")(getattr(owner, name))
 
 
-class Event:
-    """A moment of the device's one stream. Who waits for anything later has waited for it."""
-
-    def record(self) -> None:
-        self._waited = RECORDER.waited
-
-    def synchronize(self) -> None:
-        if RECORDER.waited == self._waited:
-            RECORDER.wait()
-
-
 def _answers() -> dict[str, Any]:
     """What torch.cuda says, does and has."""
     return {
@@ -111,6 +101,9 @@ def _answers() -> dict[str, Any]:
         "set_rng_state_all": lambda states: GENERATOR.set_state(states[0]),
         "default_generators": (GENERATOR,),
         "Event": Event,
+        "Stream": Stream,
+        "current_stream": current_stream,
+        "stream": stream,
     }
 
 

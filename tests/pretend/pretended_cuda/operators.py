@@ -12,6 +12,7 @@ from pretended_cuda import cuda_only
 from pretended_cuda.checks import INDEXING, require_sound
 from pretended_cuda.counts import RECORDER
 from pretended_cuda.randomness import GENERATOR
+from pretended_cuda.streams import begun, current_stream
 from pretended_cuda.tensor import CPU, DISGUISE, DeviceError, PretendedTensor
 
 COPYING: Final = ("_to_copy", "copy_", "_foreach_copy_")
@@ -34,6 +35,7 @@ def execute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if not ours and not goes:
         return func(*args, **kwargs)
     name = func.overloadpacket.__name__
+    current_stream().use(ours)
     if name == "scalar_tensor" and torch.device(device).type == DISGUISE.type:
         return func(*args, **{**kwargs, "device": CPU})  # the number of `x[mask] = 0.0`, which torch leaves on the CPU for CUDA tensors
     if name in COPYING:
@@ -47,7 +49,7 @@ def execute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return made
     if starts_work:
         RECORDER.launch()
-    return _wrapped(made, {id(one.held): one for one in ours})  # what was changed in place is the tensor that was given
+    return begun(_wrapped(made, {id(one.held): one for one in ours}))  # what was changed in place is the tensor that was given
 
 
 PretendedTensor.handler = staticmethod(execute)

@@ -40,8 +40,8 @@ def counted(overrides: Sequence[str], folder: Path, project: Project | None = No
         with suppress(Interrupted), session(run):
             batches = training_batches(run)
             for _ in range(STEADY):
-                batch = next(batches)
                 with device.counting() as step:
+                    batch = next(batches)
                     run.recorder.record(loop.train_step(run, batch))
             with device.counting() as evaluated:
                 evaluation.rehearse(run)

@@ -45,6 +45,8 @@ class PretendedTensor(Tensor):
     """Says `cuda:0`; its values are in `held`, a CPU tensor of the same shape, strides and type."""
 
     held: Tensor
+    origin: tuple[Any, int, set[Any]] | None = None
+    """The stream that made it, other than the first: that, its work up to here, and the streams for which its memory is kept."""
     handler: Callable[..., Any]
     """Runs an operator; set by the module that does, which needs this class."""
 
@@ -78,6 +80,10 @@ class PretendedTensor(Tensor):
 
     def get_device(self) -> int:
         return 0
+
+    def record_stream(self, s: Any) -> None:
+        if self.origin is not None:
+            self.origin[2].add(s)
 
     def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format) -> Any:
         return self.to(CUDA, memory_format=memory_format)

@@ -1,0 +1,100 @@
+"""Batches go to the device a step ahead, from page-locked memory and on a stream of their own; none is used before it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretended_cuda import DeviceError, PretendedDevice, pretended
+from pretended_cuda.streams import Stream
+from pretended_cuda.tensor import PretendedTensor
+from torch import Tensor
+
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import find
+from samewise.runner.data.ahead import Ahead, one_ahead
+from samewise.runner.data.device import mover
+from samewise.runner.errors import Interrupted
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.session import session
+
+CUDA = torch.device("cuda", 0)
+BATCH: dict[str, Any] = {"image": torch.arange(48.0).view(1, 3, 4, 4), "boxes": [torch.ones(2), torch.zeros(1)], "name": "one"}
+
+
+@pytest.fixture
+def ahead(device: PretendedDevice) -> Ahead:
+    return Ahead(CUDA, mover(CUDA, channels_last=True), pin=True)
+
+
+def test_a_batch_arrives_as_it_was_and_nobody_waits(device: PretendedDevice, ahead: Ahead) -> None:
+    with device.counting() as counts:
+        sent = ahead.send(BATCH)()
+        doubled = sent["image"] * 2
+    assert counts.waits == counts.blocking_copies_in == 0
+    assert counts.copies_in == 3
+    assert sent["image"].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(doubled.cpu(), BATCH["image"] * 2)
+    assert [one.tolist() for one in sent["boxes"]] == [[1.0, 1.0], [0.0]]
+    assert sent["name"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "message"), [(Stream, "wait_event", "has not waited for the one"), (PretendedTensor, "record_stream", "may give its memory away")]
+)
+def test_a_batch_that_is_used_too_early_or_too_late_is_refused(ahead: Ahead, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, message: str) -> None:
+    monkeypatch.setattr(owner, name, lambda *_: None)
+    with pytest.raises(DeviceError, match=message):
+        ahead.send(BATCH)()["image"] * 2
+
+
+@pytest.mark.parametrize(("pin", "expected"), [(True, 3), (False, 0)])
+def test_every_tensor_is_pinned_where_that_is_asked_for(device: PretendedDevice, monkeypatch: pytest.MonkeyPatch, pin: bool, expected: int) -> None:
+    pinned = list[Tensor]()
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: (pinned.append(tensor), tensor)[1])
+    Ahead(CUDA, mover(CUDA, channels_last=False), pin=pin).send(BATCH)
+    assert len(pinned) == expected
+
+
+def test_an_item_is_made_before_the_one_before_it_is_used_and_its_error_waits_for_its_turn() -> None:
+    made = list[int]()
+
+    def items() -> Iterator[int]:
+        for number in range(3):
+            made.append(number)
+            yield number
+        raise OSError("the third")
+
+    one_by_one = one_ahead(items())
+    seen = [(next(one_by_one), len(made)) for _ in range(3)]
+    assert seen == [(0, 2), (1, 3), (2, 3)]
+    with pytest.raises(OSError, match="the third"):
+        next(one_by_one)
+    assert list(one_ahead(iter("abc"))) == ["a", "b", "c"]
+    assert list(one_ahead([])) == []
+
+
+def test_in_training_the_next_steps_batch_is_on_its_way_before_this_step_begins(tmp_path: Path) -> None:
+    overrides = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "batch_size=8", "device=cuda", "tracking=none", "callbacks=none", "max_steps=3"]
+    project = find(tmp_path)
+    composed = compose(overrides, project=project)
+    with pretended() as device:
+        run = build(composed, project, RunFolder(tmp_path))
+        with suppress(Interrupted), session(run):
+            batches, copied = training_batches(run), list[int]()
+            for _ in range(3):
+                with device.counting() as before:
+                    batch = next(batches)
+                with device.counting() as within:
+                    train_step(run, batch)
+                copied.append(before.copies_in)
+                assert not any("mover" in function for function in within.functions("copies_in"))
+            raise Interrupted("seen")
+    assert copied == [4, 2, 0], "two batches of an image and a label each at first, then one, then none is left"
