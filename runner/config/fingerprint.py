@@ -25,6 +25,7 @@ OUTSIDE = frozenset(
         "run_root",
         "device",  # recorded in the environment: the same experiment on another device is compared, not confused
         "activation_checkpointing",
+        "compile.max_graphs",
         "loader.num_workers",
         "loader.prefetch_factor",
         "loader.pin_memory",
@@ -147,6 +148,8 @@ def _leave_out(kept: dict[str, Any]) -> None:
     evaluate: Any = kept.get("evaluate")
     if isinstance(evaluate, dict) and cast(dict[str, Any], evaluate).get("limit", 0) is None:
         del evaluate["limit"]
+    if cast(dict[str, Any], kept.get("compile") or {}).get("mode") == "off":
+        del kept["compile"]
 
 
 def _without_host(node: Any) -> Any:

@@ -37,6 +37,26 @@ class MemoryFormat(StrEnum):
     channels_last = "channels_last"
 
 
+class CompileMode(StrEnum):
+    """What torch.compile does with the model."""
+
+    off = "off"
+    default = "default"
+    max = "max"
+
+
+@dataclass
+class Compile:
+    """Whether and how torch.compile compiles the model for the training step. Evaluations run it as it is."""
+
+    mode: CompileMode = CompileMode.off
+    """off, default, or max: search for the fastest kernels. Compiled or not, the bits are others, so it is part of the experiment."""
+    cuda_graphs: bool = False
+    """Record a compiled forward and backward pass as CUDA graphs and replay them; on CUDA only, with one micro-batch a step."""
+    max_graphs: int = 8
+    """How many graphs may be compiled, one for each shape of the model's input; one more is an error."""
+
+
 @dataclass
 class Loader:
     """How samples reach the device. Only `shuffle`, `drop_last` and `order` can change a result."""
@@ -216,6 +236,7 @@ class Experiment:
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Each a samewise.runner.interfaces.Callback, by name."""
 
+    compile: Compile = field(default_factory=Compile)
     loader: Loader = field(default_factory=Loader)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

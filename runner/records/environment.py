@@ -35,6 +35,7 @@ def record(
     optimizers: Mapping[str, Any],
     used: Iterable[str] = (),
     libraries: Iterable[str] = (),
+    compiled: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything about this process's surroundings, as plain values.
 
@@ -45,6 +46,7 @@ def record(
         optimizers: By phase: class, implementation of its arithmetic, groups.
         used: The classes, functions and modules of samewise that the config, or the user's own code, names.
         libraries: The top-level names of the installed packages that the user's own code imports.
+        compiled: What decides the bits of compiled code, by name.
     """
     versions = {name: _version(name) for name in PACKAGES}
     code = own_code.record(used)
@@ -71,6 +73,7 @@ def record(
         "cpu.capability": found["cpu"]["capability"],
         **{f"optimizers.{phase}": facts["implementation"] for phase, facts in optimizers.items()},
         **{f"data.{split}": facts["fingerprint"] for split, facts in data.items()},
+        **(compiled or {}),
     }
     return found
 

@@ -71,12 +71,16 @@ class Strategy(abc.ABC):
     """Whether one rank can take a step while the others are only pretended, for `samewise check`."""
     unfreezes = False
     """Whether parameters may begin to be trained in the midst of training."""
+    compiles = False
+    """Whether `compiled` may be other than the model: it is called as a whole."""
 
     def __init__(self) -> None:
         self.peers: Peers = Alone()
         """All ranks of the run. `begin` joins them."""
         self.layout = Layout(self.peers)
         """How weights lie in them. Settled once `wrap` has been called."""
+        self.compiled: Callable[[nn.Module], nn.Module] = lambda model: model
+        """Makes of a model what `wrap` calls in training, with the same parameters and buffers."""
 
     @property
     @abc.abstractmethod

@@ -49,6 +49,7 @@ class DDP(OneReplicaEach):
     """
 
     level = "R0"
+    compiles = True
 
     rank_invariant: bool = False
     bucket_mb: float = 25.0
@@ -83,14 +84,14 @@ class DDP(OneReplicaEach):
         if self.zero and isinstance(self.peers, Processes):
             self.layout = DividedOptimizer(self.peers)
         if not isinstance(self.peers, Processes):
-            return model
+            return self.compiled(model)
         if self.sync_batch_norm:
             require_batch_norm(model, self._device)
             if not isinstance(self.peers, Pretended):
                 synchronise(model)
         self._trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._network = DistributedDataParallel(
-            model,
+            self.compiled(model),
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
             bucket_cap_mb=self.bucket_mb,
             static_graph=self.static_graph,

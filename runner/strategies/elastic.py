@@ -37,6 +37,7 @@ class Elastic(RankStrategy):
 
     level = "R2"
     unfreezes = True
+    compiles = True
 
     rank_invariant: bool = True
     uneven: bool = False
@@ -95,7 +96,7 @@ class Elastic(RankStrategy):
             if isinstance(self.peers, Processes):
                 exchange = TreeExchange(self.peers, self._parts, overlap=self.overlap)
             self._carried = Replicas(model, mine, accumulate=self._accumulate, exchange=exchange, bucket_mb=self.bucket_mb)
-        return model
+        return self.compiled(model)
 
     @property
     def micro_batches(self) -> Sequence[int]:

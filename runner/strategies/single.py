@@ -25,6 +25,7 @@ class Single(Strategy):
 
     level = "R2"  # what it computes is what `strategy=elastic` computes on any number of ranks, and both have one fingerprint
     unfreezes = True
+    compiles = True
 
     def __init__(self, *, rank_invariant: bool = True, sync_batch_norm: bool = False) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class Single(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._replicas > 1:
             self._carried = Replicas(model, range(self._replicas), accumulate=self._accumulate, exchange=NoExchange(), bucket_mb=float("inf"))
-        return model
+        return self.compiled(model)
 
     @property
     def micro_batches(self) -> Sequence[int]:

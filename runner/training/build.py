@@ -39,6 +39,7 @@ from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
 from samewise.runner.training import determinism
+from samewise.runner.training.compiled import compiler, facts, require_possible
 from samewise.runner.training.evaluation import require_weights
 from samewise.runner.training.finite import not_finite
 from samewise.runner.training.phase import TrainingPhase
@@ -71,6 +72,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     strategy: Strategy = make("strategy")
     rules = plain(cfg.param_groups) or {}
     _require_unfreezing(strategy, rules)
+    asked = strategy
     if alone:
         strategy.processes(str(cfg.device), cfg.replicas)
         strategy = Single()
@@ -87,6 +89,8 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     channels_last = str(cfg.memory_format) == "channels_last"
     model = _model(cfg, make, strategy.device, channels_last=channels_last)
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
+    require_possible(cfg, asked, device=strategy.device, phases=recipe.phases)
+    strategy.compiled = compiler(cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic)
     network = strategy.wrap(model)
     optimizers = build_optimizers(cfg.optimizer, cfg.param_groups, model, recipe.phases, instantiate=partial(instantiate, allowed=project.packages))
     optimizers = {name: strategy.layout.share_optimizer(optimizer) for name, optimizer in optimizers.items()}
@@ -115,6 +119,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             optimizers=describe(optimizers),
             used=[*targets(composed.whole), *code.declined],
             libraries={*code.libraries, *_libraries(model, project.packages)},
+            compiled=facts(cfg.compile, strategy.device),
         ),
         folder=folder,
         fingerprint=composed.fingerprint,

@@ -126,7 +126,8 @@ def samples_of(run: Run, step: int) -> list[int]:
 @contextmanager
 def _hooks(run: Run, seen: list[Noted], note: Callable[[str, str, Any], None]) -> Generator[None]:
     with ExitStack() as held:
-        for name, module in run.model.named_modules():
+        whole = run.config.compile.mode != "off"  # a compiled model's modules are not called: hooks would be compiled with them, into other code
+        for name, module in [("", run.network)] if whole else run.model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
                 continue
             called = f"{name or 'model'} ({type(module).__name__})"

@@ -52,6 +52,9 @@ def test_what_cannot_change_a_result_is_outside(override: str) -> None:
 def test_a_setting_that_older_versions_did_not_have_is_inside_only_where_it_says_something() -> None:
     assert "limit" not in identity(composed())["evaluate"]
     assert identity(composed("evaluate.limit=2"))["evaluate"]["limit"] == 2
+    assert "compile" not in identity(composed())
+    assert identity(composed("compile=default"))["compile"] == {"mode": "default", "cuda_graphs": False}
+    assert fingerprint(composed("compile=max")) != fingerprint(composed("compile=default")) == fingerprint(composed("compile=default", "compile.max_graphs=2"))
 
 
 def test_fsdps_settings_are_what_they_were_when_it_had_one_more() -> None:

@@ -23,6 +23,7 @@ LOWEST: dict[str, float] = {
     "batch_size": 1,
     "replicas": 1,
     "accumulate": 1,
+    "compile.max_graphs": 1,
     "loader.num_workers": 0,
     "loader.prefetch_factor": 1,
     "evaluate.every_epochs": 1,

@@ -1,0 +1,187 @@
+"""compile: what torch.compile makes of a model repeats to the bit, from a cold and a warm cache, killed and resumed, on ranks; the rest is refused.
+
+That torch's compiler computes what the model says is not tested here, but for the loss of the first steps beside that without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samewise_runner_jobs import Job, assert_same, run
+
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError
+from samewise.runner.strategies.elastic import Elastic
+from samewise.runner.strategies.fsdp import FSDP
+from samewise.runner.strategies.pipeline import Pipeline
+from samewise.runner.strategies.single import Single
+from samewise.runner.training.compiled import CACHE, facts, require_possible
+
+PACKAGE = "lab_of_compiling"
+LAB = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, *, looks=False):
+        super().__init__()
+        self.first, self.norm, self.drop, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Linear(4, 10)
+        self.looks = looks
+
+    def forward(self, pixels):
+        values = self.drop(self.norm(self.first(pixels)).relu()).mean((2, 3))
+        if self.looks and values.sum().item() > 0:
+            values = -values
+        return self.last(values)
+"""
+TINY = [
+    *(
+        "dataset=generated_classification",
+        "transforms=images",
+        "debug=tiny",
+        "tracking=none",
+        "evaluate.pictures=false",
+        "callbacks=none",
+        "name=compiled",
+        "max_steps=4",
+    ),
+    *("~model", "+model={_target_: lab_of_compiling.Net, looks: false}", "batch_size=16", "checkpoint.every_steps=2", "evaluate.limit=2"),
+    *("dataset.samples=40", "max_epochs=4", "compile=default", "name=compiled"),
+]
+UNEVEN = ["loader.drop_last=false", "max_steps=5"]
+"""Batches of 16, 16 and 8 samples."""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project with a model of few operators, and a cache that the tests share: compiling takes longer than all else."""
+    place, before, cache = tmp_path_factory.mktemp("lab"), Path.cwd(), os.environ.get(CACHE)
+    (place / f"{PACKAGE}.py").write_text(LAB)
+    (place / "pyproject.toml").write_text(f'[tool.samewise]\npackages = ["{PACKAGE}"]\n')
+    os.environ[CACHE] = str(place / "cache")
+    os.chdir(place)
+    yield place
+    os.chdir(before)
+    os.environ.pop(CACHE)
+    if cache is not None:
+        os.environ[CACHE] = cache
+
+
+def trained(root: Path, *more: str, ranks: int = 1) -> Path:
+    return run(root, ranks, *more, experiment=TINY)
+
+
+def losses(folder: Path) -> list[float]:
+    return [float.fromhex(line["loss"]) for line in map(json.loads, (folder / "trace.jsonl").read_text().splitlines()) if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def once(lab: Path) -> Path:
+    return trained(lab / "once")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_bits_are_the_same_from_a_cold_and_a_warm_cache_and_with_workers(lab: Path, once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(trained(lab / "warm", "loader.num_workers=1"), once)
+    monkeypatch.setenv(CACHE, str(lab / "empty"))
+    assert_same(trained(lab / "cold"), once)
+    assert any((lab / "empty").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_computes_what_the_model_says_and_draws_what_it_draws(lab: Path, once: Path) -> None:
+    plain = trained(lab / "plain", "compile=off")
+    assert plain.name != once.name
+    assert losses(once) == pytest.approx(losses(plain), rel=1e-4), "a dropout that drew other numbers would be far away"
+    decides, without = (json.loads((folder / "environment.json").read_text())["decides"] for folder in (once, plain))
+    assert decides.keys() - without.keys() == {"compile.cxx", "compile.vectors"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_resumed_run_that_meets_the_shapes_in_another_order_gives_the_same_bits(lab: Path) -> None:
+    whole = trained(lab / "whole", *UNEVEN)
+    job = Job(lab / "killed", 1, *UNEVEN, experiment=TINY)
+    job.wait_for_step(2)
+    job.ranks[0].kill()
+    job.wait()
+    assert 2 <= job.steps() < 5
+    assert_same(trained(lab / "killed", *UNEVEN), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_more_shapes_than_may_be_compiled_are_an_error(lab: Path) -> None:
+    job = Job(lab / "many", 1, *UNEVEN, "compile.max_graphs=1", experiment=TINY)
+    assert job.wait() == [2]
+    assert "compile.max_graphs: the model's input has had more than 1 forms" in job.errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_model_that_is_not_one_graph_is_refused_with_its_line(lab: Path) -> None:
+    job = Job(lab / "looks", 1, "model.looks=true", experiment=TINY)
+    assert job.wait() == [2]
+    assert "compile.mode: torch.compile cannot compile the model as one graph" in job.errors
+    assert f"{PACKAGE}.py" in job.errors
+
+
+MANY = ["replicas=2", "accumulate=2", "memory_format=channels_last", "precision=bf16", "clip_norm=1", "callbacks=ema", "callbacks.ema.every_steps=1"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_replicas_give_the_same_bits_on_any_number_of_ranks(lab: Path) -> None:
+    alone = trained(lab / "alone", *MANY)
+    assert_same(trained(lab / "two", *MANY, "strategy=elastic", ranks=2), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ddp_repeats(lab: Path) -> None:
+    assert_same(trained(lab / "ddp", *MANY, "strategy=ddp", ranks=2), trained(lab / "again", *MANY, "strategy=ddp", ranks=2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_verify_says_what_differs_although_it_cannot_look_into_the_model(samewise: Callable[..., Any], lab: Path, once: Path) -> None:
+    assert samewise("verify", once).returncode == 0
+    found = json.loads(samewise("verify", once, "clip_norm=0.01", "--json").stdout.splitlines()[-1])
+    assert found["first"] == {"kind": "averaged", "name": "first.weight"}, found
+
+
+def composed(*overrides: str) -> Any:
+    return compose(["compile=default", *overrides], project=Project(Path())).cfg
+
+
+@pytest.mark.parametrize(
+    ("overrides", "strategy", "path"),
+    [
+        ([], FSDP(), "compile.mode: is not possible with FSDP"),
+        ([], Pipeline(split=["layer3"]), "compile.mode: is not possible with Pipeline"),
+        (["activation_checkpointing=[BasicBlock]"], Single(), "activation_checkpointing: is not possible together with compile"),
+        (["reproducibility=portable"], Single(), "compile.mode: compiled code has the widest vectors of its CPU"),
+        (["compile.cuda_graphs=true"], Single(), "compile.cuda_graphs: needs a CUDA device"),
+        (["compile=off", "compile.cuda_graphs=true"], Single(), "compile.cuda_graphs: is a part of compiling, which is off"),
+        (["compile.cuda_graphs=true", "accumulate=2"], Elastic(), "and a step has 2 of them"),
+    ],
+)
+def test_what_it_cannot_go_with_is_refused(overrides: list[str], strategy: Any, path: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        require_possible(composed(*overrides), strategy, device=torch.device("cpu"), phases=[0])
+    assert path in str(refused.value)
+
+
+def test_cuda_graphs_are_possible_on_cuda_and_everything_is_with_compile_off() -> None:
+    require_possible(composed("compile.cuda_graphs=true"), Single(), device=torch.device("cuda"), phases=[0])
+    off = composed("compile=off", "activation_checkpointing=[BasicBlock]", "reproducibility=portable")
+    require_possible(off, FSDP(), device=torch.device("cpu"), phases=[0, 1])
+    assert facts(off.compile, torch.device("cpu")) == {}
