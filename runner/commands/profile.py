@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,13 +61,25 @@ def run(args: argparse.Namespace) -> int:
     out = folder_for(args.out, composed)
     given["asked"]["out"] = str(out)
     placed = replace(composed, place=out)
-    if is_rank():
-        rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.of_rank, given=given))
-    elif (wanted := processes(composed)) > 1:
-        launch(placed, wanted, as_json=args.json, debug=args.debug, module=profile.__name__, work=given)
-    else:
-        profile.of_rank(composed, given)
+    with left_if_filled(out):
+        if is_rank():
+            rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.of_rank, given=given))
+        elif (wanted := processes(composed)) > 1:
+            launch(placed, wanted, as_json=args.json, debug=args.debug, module=profile.__name__, work=given)
+        else:
+            profile.of_rank(composed, given)
     return 0
+
+
+@contextmanager
+def left_if_filled(out: Path) -> Generator[None]:
+    """Where what happens within fails, take a folder away again that is still empty."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            out.rmdir()
+        raise
 
 
 def ready(args: argparse.Namespace) -> Composed:

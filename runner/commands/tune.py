@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_overrides, compose_arguments, project_from
-from samewise.runner.commands.profile import folder_for, ready
+from samewise.runner.commands.profile import folder_for, left_if_filled, ready
 from samewise.runner.errors import ConfigError, Problem, nearest
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.measuring.profile import rehearsed
 
     out = folder_for(args.out, composed)
-    with rehearsed(composed, alone=alone) as run:
+    with left_if_filled(out), rehearsed(composed, alone=alone) as run:
         found, settings = _FINDERS[args.what](args, run, out)
     (out / f"{args.what}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     from samewise.runner.measuring.trying import as_overrides

@@ -216,6 +216,7 @@ def test_out_of_memory_says_what_each_part_takes_and_what_takes_less(here: Path,
         assert "(estimated from 2 samples for 8)" in done.stderr
         assert "batch_size=4, or accumulate=2: half the activations at a time" in done.stderr
     assert not list(here.glob("runs/*/*/summary.json"))
+    assert not list(here.glob("profiles/*/*"))
 
 
 @pytest.mark.slow
