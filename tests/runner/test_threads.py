@@ -14,20 +14,21 @@ CORES = sorted(os.sched_getaffinity(0))
 several_cores = pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
 
 EXPERIMENTS = {
-    "resnet18_digits": [],
-    "retinanet_coco": ["batch_size=2", "replicas=2", "model.channels=16"],
-    "conv_tasnet_spoken_digits": [],
-    "wavernn_spoken_digits": [],
-    "audio_classification_spoken_digits": ["model.width=4"],
-    "wav2letter_spoken_digits": ["model.width=32"],
-    "gan_digits": [],
+    "resnet18_digits": ["experiment=resnet18_digits"],
+    "retinanet_coco": ["experiment=retinanet_coco", "batch_size=2", "replicas=2", "model.channels=16"],
+    "conv_tasnet_spoken_digits": ["experiment=conv_tasnet_spoken_digits"],
+    "wavernn_spoken_digits": ["experiment=wavernn_spoken_digits"],
+    "audio_classification_spoken_digits": ["experiment=audio_classification_spoken_digits", "model.width=4"],
+    "wav2letter_spoken_digits": ["experiment=wav2letter_spoken_digits", "model.width=32"],
+    "gan_digits": ["experiment=gan_digits"],
+    "channels_last": ["experiment=resnet18_digits", "memory_format=channels_last", "replicas=4"],
 }
 TRAINS = """\
 import os, sys
 from samewise.runner.cli import main
-for command in sys.argv[1:]:
+for command in sys.argv[2:]:
     assert main(command.split()) == 0
-assert len(os.listdir("/proc/self/task")) >= 4, "nothing was computed by four threads"
+assert len(os.listdir("/proc/self/task")) >= int(sys.argv[1]), "nothing was computed by as many threads"
 """
 COMPUTES = """\
 import hashlib, types
@@ -51,15 +52,16 @@ def said_on(cores: int, code: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 @several_cores
-@pytest.mark.timeout(600)
-def test_four_threads_give_the_same_bits_on_one_core_and_on_two(tmp_path: Path) -> None:
-    common = ["debug=tiny", "max_steps=5", "tracking=none", "evaluate.pictures=false", "reproducibility.threads=4"]
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("threads", [4, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 2, 8))])
+def test_any_number_of_threads_gives_the_same_bits_on_one_core_and_on_two(threads: int, tmp_path: Path) -> None:
+    common = ["debug=tiny", "max_steps=5", "tracking=none", "evaluate.pictures=false", f"reproducibility.threads={threads}"]
     for cores in (1, 2):
-        trainings = [["train", f"experiment={name}", *common, *own, f"run_root={tmp_path}/{cores}"] for name, own in EXPERIMENTS.items()]
-        said_on(cores, TRAINS, *map(" ".join, trainings))
+        trainings = [["train", *common, *own, f"name={name}", f"run_root={tmp_path}/{cores}"] for name, own in EXPERIMENTS.items()]
+        said_on(cores, TRAINS, str(threads), *map(" ".join, trainings))
     for name in EXPERIMENTS:
         (one,), (two,) = ((tmp_path / str(cores) / name).glob("*/trace.jsonl") for cores in (1, 2))
-        assert json.loads((one.parent / "environment.json").read_text())["threads"] == 4
+        assert json.loads((one.parent / "environment.json").read_text())["threads"] == threads
         assert one.read_bytes() == two.read_bytes()
         assert one.read_bytes().count(b"\n") == 6
 
