@@ -156,7 +156,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
 def _level(composed: Composed, strategy: Strategy) -> str:
     if not composed.cfg.reproducibility.deterministic:
         return "none"
-    everywhere = strategy.level == "R2" and str(composed.cfg.precision.dtype) == "float32" and not composed.code.files
+    everywhere = strategy.level == "R2" and not composed.code.files
     return "R3" if everywhere and is_portable(composed.whole, strategy.device) else strategy.level
 
 

@@ -49,7 +49,9 @@ _registered: list[Any] = []
 
 def untested(whole: Mapping[str, Any]) -> list[str]:
     """What a plain config names that computes, and of which nobody has seen whether other CPUs give the same bits."""
-    return [name for name in targets({section: whole.get(section) for section in COMPUTING}) if name not in TESTED]
+    settings = {"compile.mode": (whole["compile"]["mode"], "off"), "precision.dtype": (whole["precision"]["dtype"], "float32")}
+    found = [name for name in targets({section: whole.get(section) for section in COMPUTING}) if name not in TESTED]
+    return found + [f"{path}={value}" for path, (value, tested) in settings.items() if str(value) != tested]
 
 
 def is_portable(whole: Mapping[str, Any], device: torch.device) -> bool:

@@ -79,6 +79,7 @@ def test_what_was_not_tested_on_another_cpu_is_not_claimed() -> None:
     assert untested(whole) == []
     assert untested(composed("experiment=resnet18_digits", "model=vit_b_16").whole) == ["torchvision.models.vit_b_16"]
     assert untested(composed("experiment=resnet18_digits", "optimizer=adadelta").whole) == ["torch.optim.Adadelta"]
+    assert untested(composed("experiment=resnet18_digits", "precision=bf16", "compile=default").whole) == ["compile.mode=default", "precision.dtype=bfloat16"]
     assert not is_portable(whole, torch.device("cuda"))
     changed = composed("experiment=resnet18_digits", "reproducibility.variables.MKL_CBWR=AVX2").whole
     assert not is_portable(changed, torch.device("cpu"))
