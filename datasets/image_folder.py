@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import final
 
-from samewise.datasets.parts.decode import Mode
-from samewise.datasets.parts.image_files import Cache, ImageFiles, check_classes, class_folders, list_images
+from samewise.datasets.parts.channels import EXTENSIONS as channels_extensions
+from samewise.datasets.parts.image_files import EXTENSIONS, Cache, ImageFiles, ImageMode, check_classes, class_folders, list_images
 from samewise.datasets.parts.in_memory import Transform
 from samewise.runner.errors import DataError, Problem
 
@@ -21,7 +21,7 @@ class ImageFolder(ImageFiles):
         classes_from: The split's folder that names the classes (the training split's), so that one without some class does not number the
             others anew; None: this one.
         num_classes: How many classes there should be; None: as many as there are.
-        mode: "rgb" or "gray".
+        mode, channels: As in `ImageFiles`.
         cache: "memory": decode all images once and keep them; they must be of one size. "none": decode each when it is asked for.
         transform: Applied to each image.
 
@@ -36,7 +36,8 @@ class ImageFolder(ImageFiles):
         folder: str,
         classes_from: str | None = None,
         num_classes: int | None = None,
-        mode: Mode = "rgb",
+        mode: ImageMode = "rgb",
+        channels: int | None = None,
         cache: Cache = "none",
         transform: Transform | None = None,
     ) -> None:
@@ -44,13 +45,14 @@ class ImageFolder(ImageFiles):
         here = base / folder
         classes = class_folders(here if classes_from is None else base / classes_from)
         check_classes(here, classes, num_classes=num_classes)
+        extensions = (*EXTENSIONS, *channels_extensions) if mode == "channels" else EXTENSIONS
         names: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(classes):
-            images = list_images(here / name) if (here / name).is_dir() else []
+            images = list_images(here / name, extensions=extensions) if (here / name).is_dir() else []
             names.extend(f"{name}/{image}" for image in images)
             labels.extend([label] * len(images))
         if not names:
             expected = "folders by class with JPEG, PNG, BMP, PPM, TIFF or WebP files"
             raise DataError(Problem(str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"))
-        super().__init__(here, names, labels, classes=classes, mode=mode, cache=cache, transform=transform)
+        super().__init__(here, names, labels, classes=classes, mode=mode, channels=channels, cache=cache, transform=transform)

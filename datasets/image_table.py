@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, final
 
-from samewise.datasets.parts.decode import Mode
-from samewise.datasets.parts.image_files import Cache, ImageFiles
+from samewise.datasets.parts.image_files import Cache, ImageFiles, ImageMode
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import in_split
 from samewise.datasets.parts.limits import BYTES, ROWS, read_text, require_regular
@@ -40,7 +39,7 @@ class ImageTable(ImageFiles):
         key: Of the hash: another key splits otherwise.
         classes: The labels in the order of their numbers; None: all that occur in any split.
         num_classes: How many there should be; None: as many as there are.
-        mode, cache, transform: As in `ImageFiles`.
+        mode, channels, cache, transform: As in `ImageFiles`.
 
     Raises:
         DataError: the table cannot be read, or lacks a column; an image is missing; there are other classes.
@@ -60,7 +59,8 @@ class ImageTable(ImageFiles):
         key: str = "",
         classes: Sequence[str] | None = None,
         num_classes: int | None = None,
-        mode: Mode = "rgb",
+        mode: ImageMode = "rgb",
+        channels: int | None = None,
         cache: Cache = "none",
         transform: Transform | None = None,
     ) -> None:
@@ -85,7 +85,9 @@ class ImageTable(ImageFiles):
             hint = "set dataset.root=FOLDER, what the names are relative to"
             raise DataError(Problem(str(folder / missing[0]), f"is listed in {path.name} and missing, one of {len(missing)}", hint=hint))
         number = {name: place for place, name in enumerate(known)}
-        super().__init__(folder, chosen, [number[labels[name]] for name in chosen], classes=known, mode=mode, cache=cache, transform=transform)
+        super().__init__(
+            folder, chosen, [number[labels[name]] for name in chosen], classes=known, mode=mode, channels=channels, cache=cache, transform=transform
+        )
 
 
 def _rows(path: Path, columns: Mapping[str, str]) -> list[dict[str, Any]]:

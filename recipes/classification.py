@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from samewise.datasets.parts import channels as multichannel
 from samewise.datasets.parts import image_files, video_files
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.video_files import centre, clip_frames, read_frames
@@ -32,8 +33,9 @@ class Classification(Recipe):
         label_smoothing: The share of the target that is spread evenly over all classes (arXiv 1512.00567, section 7). In training only:
             evaluation reports the plain cross-entropy, so that losses compare between settings.
         top_k: The k of each top-k accuracy to report; those that are not below K are left out, except 1.
-        channels: Of the images that `predict` reads: 1 or 3.
-        reads: What `predict` takes from a video: `frames`, None where it reads images, and the `stride` from one to the next.
+        channels: Of the images that `predict` reads: 1 is grey and 3 colour; any number with the mode "channels".
+        reads: What `predict` takes from a video: `frames`, None where it reads images, and the `stride` from one to the next; and the `mode` of images, as in
+            `datasets.parts.image_files.ImageFiles`.
         loss: From logits float32[B, K] and labels, int64[B] or float32[B, K], to each image's loss, float[B] (`parts.losses`), in training and in
             evaluation; None: cross-entropy.
         metrics: More metrics of an evaluation, by name (`parts.named_metrics`).
@@ -48,7 +50,7 @@ class Classification(Recipe):
         label_smoothing: float = 0.0,
         top_k: Sequence[int] = (1, 5),
         channels: int = 3,
-        reads: Mapping[str, int | None] | None = None,
+        reads: Mapping[str, Any] | None = None,
         loss: nn.Module | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
@@ -56,11 +58,14 @@ class Classification(Recipe):
             raise ConfigError(Problem("recipe.label_smoothing", "not a share", label_smoothing, "a number from 0 to 1"))
         if any(k < 1 for k in top_k):
             raise ConfigError(Problem("recipe.top_k", "not a list of ranks", list(top_k), "whole numbers from 1"))
-        if channels not in (1, 3):
-            raise ConfigError(Problem("recipe.channels", "is not a possible number of image channels", channels, "1 (grey) or 3 (colour)"))
+        self._as_stored = (reads or {}).get("mode") == "channels"
+        if channels < 1 or (channels not in (1, 3) and not self._as_stored):
+            expected = "1 (grey) or 3 (colour); others where the data set has mode: channels"
+            raise ConfigError(Problem("recipe.channels", "is not a possible number of image channels", channels, expected))
         self.channels = channels
         self._frames, self._stride = (reads or {}).get("frames"), (reads or {}).get("stride") or 1
         self.takes, self.extensions = ("videos", video_files.EXTENSIONS) if self._frames else ("images", image_files.EXTENSIONS)
+        self.extensions = (*self.extensions, *multichannel.EXTENSIONS) if self._as_stored else self.extensions
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.top_k = tuple(top_k)
@@ -127,13 +132,15 @@ class Classification(Recipe):
         """An image, or the middle of a video where the recipe has learned from clips; the label only fills its place."""
         if frames := self._frames:
             image = read_frames(file, partial(clip_frames, frames=frames, stride=self._stride, start=centre))
+        elif self._as_stored:
+            image = multichannel.read_channels(file, self.channels)
         else:
             image = read_image(file, mode="gray" if self.channels == 1 else "rgb")
         return {"image": image, "label": 0, "file": str(file)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         probabilities = self._logits(model, batch).softmax(1).cpu()
-        files = batch["file"] if self.takes == "images" else [None] * len(probabilities)
+        files = batch["file"] if self.takes == "images" and not self._as_stored else [None] * len(probabilities)
         return [Classified(each, self.classes, file) for each, file in zip(probabilities, files, strict=True)]
 
     def inputs(self, batch: Batch) -> Tensor:

@@ -25,7 +25,7 @@ _MODES: dict[Mode, tuple[int, str]] = {
     "gray": (int(torchvision.io.ImageReadMode.GRAY.value), "L"),
 }
 
-_FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP")
 """What Pillow may take a file for, whatever it is called; an EPS, for one, is a program, which Pillow would have Ghostscript run."""
 
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
@@ -74,8 +74,8 @@ def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
     # The operators themselves: the functions of torchvision.io warn at each call that they will go, which takes longer than a small image.
     operator = _operator(raw)
     if operator is not None:
-        PIXELS.check(name, _pixels(raw))
-        _require_no_excess(raw)
+        PIXELS.check(name, pixels_of(raw))
+        require_no_excess(raw)
         try:
             image = operator(torch.frombuffer(bytearray(raw), dtype=torch.uint8), number)
             if image.dtype == torch.uint8:
@@ -91,7 +91,7 @@ def _operator(raw: bytes):
     return getattr(torch.ops.image, name, None) if name else None
 
 
-def _pixels(raw: bytes) -> int:
+def pixels_of(raw: bytes) -> int:
     """Of a JPEG or PNG, by whatever in it a decoder may take for its header: the most."""
     if raw.startswith(b"\x89PNG"):
         return _product(raw[16:24], "!II")
@@ -99,7 +99,7 @@ def _pixels(raw: bytes) -> int:
     return max((_product(high + wide, "!HH") for length, high, wide, parts in frames if length == struct.pack("!H", 8 + 3 * parts[0])), default=0)
 
 
-def _require_no_excess(raw: bytes) -> None:
+def require_no_excess(raw: bytes) -> None:
     """Raise a ValueError for a PNG that holds far more than its pixels: decoders unpack all of it, a thousandfold, before they notice."""
     if not raw.startswith(b"\x89PNG"):
         return
@@ -113,6 +113,13 @@ def _require_no_excess(raw: bytes) -> None:
         raise ValueError(f"{packed:,} bytes are more than {wide} x {high} pixels take")
 
 
+def require_modest_tiles(image: Image.Image, name: str) -> None:
+    """A tile of a TIFF, or a strip, is decoded whole, however little of it is in the image."""
+    if image.format == "TIFF":
+        tags: Any = getattr(image, "tag_v2", {})
+        PIXELS.check(name, int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_HEIGHT, 0)))
+
+
 def _product(raw: bytes, form: str) -> int:
     high, wide = struct.unpack(form, raw) if len(raw) == struct.calcsize(form) else (0, 0)
     return high * wide
@@ -122,15 +129,13 @@ def _by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a file cut short is an error"
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, PIXELS.most)  # Pillow itself refuses more than twice as many
     try:
-        opened = Image.open(io.BytesIO(raw), formats=_FORMATS)
+        opened = Image.open(io.BytesIO(raw), formats=FORMATS)
     except Image.DecompressionBombError as error:
         PIXELS.check(name, int(next(iter(re.findall(r"\d+", str(error))), 0)))
         raise
     with opened as image:
         PIXELS.check(name, image.width * image.height)
-        if image.format == "TIFF":  # a tile, or a strip, is decoded whole, however little of it is in the image
-            tags: Any = getattr(image, "tag_v2", {})
-            PIXELS.check(name, int(tags.get(_TILE_WIDTH, 0)) * int(tags.get(_TILE_HEIGHT, 0)))
+        require_modest_tiles(image, name)
         if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255
             values = np.asarray(image).astype(np.int64).clip(0, 65535)
             image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.decode import Mode, read_image
+from samewise.datasets.parts.channels import read_channels
+from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.limits import add_content
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 
 Cache = Literal["none", "memory"]
+ImageMode = Literal["rgb", "gray", "channels"]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The file names that are images: torchvision's list."""
@@ -39,7 +41,8 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         names: Of the files, with "/" between folders.
         labels: One for each.
         classes: The names of the labels.
-        mode: "rgb" (C is 3) or "gray" (C is 1).
+        mode: "rgb" (C is 3), "gray" (C is 1) or "channels": as many as `channels`, as they are stored (`parts.channels`), then also of float32.
+        channels: C, with mode="channels".
         cache: "memory": all images are decoded once, here, and kept as one tensor; they must be of one size.
         transform: Applied to each image, in the worker.
 
@@ -54,12 +57,15 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         labels: Sequence[int],
         *,
         classes: Sequence[str],
-        mode: Mode = "rgb",
+        mode: ImageMode = "rgb",
+        channels: int | None = None,
         cache: Cache = "none",
         transform: Transform | None = None,
     ) -> None:
-        if mode not in ("rgb", "gray"):
-            raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb or gray"))
+        if mode not in ("rgb", "gray", "channels"):
+            raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb, gray or channels"))
+        if mode == "channels" and (channels is None or channels < 1):
+            raise ConfigError(Problem("channels", "is not a number of channels", channels, "a whole number from 1, with mode: channels"))
         if cache not in ("none", "memory"):
             raise ConfigError(Problem("cache", "is not a valid cache for images", cache, "none or memory"))
         self.classes = list(classes)
@@ -67,7 +73,8 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         # One array instead of a million strings: a worker that only reads them would otherwise copy them all, reference count by reference count.
         self._names = np.array([os.fsencode(name) for name in names])
         self._labels = torch.tensor(labels, dtype=torch.int64)
-        self._mode: Mode = mode
+        self._mode: ImageMode = mode
+        self._channels = channels or 0
         self._transform = transform
         self._kept = self._read_all() if cache == "memory" else None
 
@@ -94,7 +101,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
 
     def fingerprint(self) -> str:
         """32 hex digits of what the samples are: classes, names, labels, sizes of the files (of up to 100,000, evenly spaced), and the bytes of 64."""
-        digest = blake2b(repr((self.classes, self._mode)).encode(), digest_size=16)
+        digest = blake2b(repr((self.classes, self._mode, *([self._channels] if self._mode == "channels" else []))).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
         digest.update(self._labels.numpy())
         digest.update(repr([self.path(index).stat().st_size for index in spaced_indices(len(self), _SIZES)]).encode())
@@ -103,16 +110,19 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         return digest.hexdigest()
 
     def _read(self, index: int) -> Tensor:
-        return read_image(self.path(index), mode=self._mode)
+        return read_channels(self.path(index), self._channels) if self._mode == "channels" else read_image(self.path(index), mode=self._mode)
 
     def _read_all(self) -> Tensor:
-        """uint8[N, C, H, W], by a thread for each core: the decoders do not hold Python's lock."""
+        """[N, C, H, W] in the first image's type, by a thread for each core: the decoders do not hold Python's lock."""
         first = self._read(0)
-        kept = torch.empty((len(self), *first.shape), dtype=torch.uint8)
+        kept = torch.empty((len(self), *first.shape), dtype=first.dtype)
 
         def read(start: int) -> None:
             for index in range(start, min(start + _BLOCK, len(self))):
                 image = self._read(index)
+                if image.dtype != first.dtype:
+                    reason = f"images cached in memory must be of one type, but there are {first.dtype} and {image.dtype}"
+                    raise DataError(Problem(str(self.path(index)), reason, hint="set dataset.cache=none"))
                 if image.shape != first.shape:
                     sizes = " and ".join(f"{width} x {height}" for _, height, width in (first.shape, image.shape))
                     reason = f"images cached in memory must have the same size, but there are {sizes}"

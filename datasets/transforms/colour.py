@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 from torchvision.transforms.v2 import functional
 
-from samewise.datasets.transforms.images import ImageTransform, chance, interval, needs_bytes, per_sample, uniform
+from samewise.datasets.transforms.images import ImageTransform, chance, interval, needs_bytes, needs_colours, per_sample, uniform
 from samewise.runner.interfaces import Batch
 
 Operation = Callable[[Tensor, Tensor], Tensor]
@@ -128,7 +128,7 @@ class RandomGrayscale(ImageTransform):
         return {"grey": torch.rand(size) < self.p}
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        if images.shape[1] == 1:
+        if needs_colours(images, self).shape[1] == 1:
             return images
         return torch.where(per_sample(choices["grey"], images), functional.rgb_to_grayscale(images, num_output_channels=3), images)
 

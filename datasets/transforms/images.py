@@ -94,13 +94,20 @@ def interval(name: str, value: Sequence[float], *, low: float = float("-inf")) -
     return numbers
 
 
+def needs_colours(images: Tensor, transform: object) -> Tensor:
+    """The images, if they have 1 or 3 channels."""
+    name = type(transform).__name__
+    if images.shape[-3] not in (1, 3):
+        hint = f"leave {name} out: colours are not defined for other channels"
+        raise ConfigError(Problem("transforms", f"{name} works on images with 1 or 3 channels", images.shape[-3], hint=hint))
+    return images
+
+
 def needs_bytes(images: Tensor, transform: object) -> Tensor:
     """The images, if they are uint8 with 1 or 3 channels: what the colour operations are defined on."""
     name = type(transform).__name__
-    if images.dtype != torch.uint8:
+    if needs_colours(images, transform).dtype != torch.uint8:
         raise ConfigError(Problem("transforms", f"{name} works on uint8 images", str(images.dtype), hint=f"put {name} before ToFloat"))
-    if images.shape[-3] not in (1, 3):
-        raise ConfigError(Problem("transforms", f"{name} works on images with 1 or 3 channels", images.shape[-3]))
     return images
 
 

@@ -49,11 +49,14 @@ def as_tensor(image: Any) -> Tensor:
 
 
 def stacked(images: Sequence[Tensor]) -> Tensor:
-    """Images of one size as a batch.
+    """Images of one size and type as a batch.
 
     Raises:
-        DataError: their sizes differ.
+        DataError: they differ.
     """
+    if len(types := sorted({str(image.dtype) for image in images})) > 1:  # torch would take bytes for numbers from 0 to 1
+        hint = "store them alike, or have a sample transform make them float: torchvision.transforms.v2.ToDtype with scale=true"
+        raise DataError(Problem("transforms", "the images of a batch are of several types", ", ".join(types), "images of one type", hint))
     try:
         return torch.stack(list(images))
     except RuntimeError:

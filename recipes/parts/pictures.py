@@ -28,11 +28,12 @@ _CELL, _CAPTION, _TITLE, _MARGIN = 1.55, 0.5, 0.45, 0.06
 def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
     """uint8[S, C, h, w] of images [S, C, H, W] in any scale: shrunk to at most `longest` pixels, each stretched to its own range.
 
-    Of clips [S, C, T, H, W], the frame in the middle.
+    Of clips [S, C, T, H, W], the frame in the middle; of images with more than three channels the first three, of two the first.
 
     Stretching shows normalised images without their mean and deviation at hand; the colour balance of normalised ones shifts a little.
     """
     images = (images[:, :, images.shape[2] // 2] if images.dim() == 5 else images).to(torch.float32)
+    images = images if images.shape[1] in (1, 3) else images[:, : 3 if images.shape[1] > 3 else 1]
     shrink = max(images.shape[-2:]) / longest
     if shrink > 1:
         size = [max(1, round(side / shrink)) for side in images.shape[-2:]]

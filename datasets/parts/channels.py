@@ -1,0 +1,91 @@
+"""Images of any number of channels, and of more than 8 bits: NPY, TIFF (several samples or pages), PNG of 8 or 16 bits, and whatever else is an image."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import numpy as np
+import torch
+import torchvision.io  # registers the decoders
+from PIL import Image, ImageSequence
+from torch import Tensor
+
+from samewise.datasets.parts.decode import FORMATS, pixels_of, require_modest_tiles, require_no_excess
+from samewise.datasets.parts.limits import PIXELS, read_bytes
+from samewise.runner.errors import DataError, Problem
+
+EXTENSIONS = (".npy",)
+"""Beside those of any images."""
+
+
+def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
+    """The channels [C, H, W] of an image file, each as it was stored: uint8 stays, uint16 becomes float32 in [0, 1] (by 65535), floating point becomes float32.
+
+    An array of an NPY file is [H, W], [C, H, W] or [H, W, C]: the axis that is as long as there are channels, the first where both are. The pages of a TIFF are
+    channels too, in their order. A palette is resolved to its colours.
+
+    Args:
+        path: The file.
+        channels: C.
+
+    Raises:
+        DataError: the file cannot be read, is damaged, or has other channels; it names the file.
+    """
+    name = os.fspath(path)
+    try:
+        raw = read_bytes(path)
+        image = torch.from_numpy(_floats(_array(raw, name, channels), name))
+    except DataError:
+        raise
+    except (OSError, ValueError, SyntaxError, RuntimeError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        expected = "an .npy array, or a TIFF, PNG or other image; other TIFFs, of five channels and more in one page say, converted to .npy"
+        raise DataError(Problem(name, f"cannot be read as an image: {reason.splitlines()[0] if reason else type(error).__name__}", expected=expected)) from None
+    if len(image) != channels:
+        there = len(image)
+        words, hint = f"has {there} channel{'s' * (there != 1)}", f"dataset.channels={there}, with a number for each in dataset.mean and dataset.std"
+        raise DataError(Problem(name, words, expected=f"{channels}, as dataset.channels says", hint=hint))
+    return image
+
+
+def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
+    """[C, H, W] in the stored type."""
+    if raw.startswith(b"\x93NUMPY"):
+        array = np.load(io.BytesIO(raw), allow_pickle=False)
+        if array.ndim == 3 and array.shape[0] != channels and array.shape[2] == channels:
+            array = array.transpose(2, 0, 1)
+        if array.ndim not in (2, 3) or not array.size:
+            raise DataError(Problem(name, "is an array of the wrong shape", list(array.shape), f"[{channels}, height, width] or [height, width, {channels}]"))
+        return array[None] if array.ndim == 2 else array
+    if raw.startswith(b"\x89PNG\r\n\x1a\n") and raw[12:16] == b"IHDR":
+        PIXELS.check(name, pixels_of(raw))
+        require_no_excess(raw)
+        return torch.ops.image.decode_png(torch.frombuffer(bytearray(raw), dtype=torch.uint8), int(torchvision.io.ImageReadMode.UNCHANGED.value)).numpy()
+    parts, total = list[np.ndarray](), 0
+    with Image.open(io.BytesIO(raw), formats=FORMATS) as opened:
+        for page in ImageSequence.Iterator(opened):
+            total += page.width * page.height
+            PIXELS.check(name, total)
+            require_modest_tiles(opened, name)
+            part = np.array(page.convert("RGBA" if "transparency" in page.info else "RGB") if page.mode == "P" else page)
+            parts.append(part[None] if part.ndim == 2 else part.transpose(2, 0, 1))
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise DataError(Problem(name, "has pages of several sizes", [list(part.shape[1:]) for part in parts[:5]], "one size, a page for each channel"))
+    return np.concatenate(parts)
+
+
+def _floats(array: np.ndarray, name: str) -> np.ndarray:
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if array.dtype == bool:
+        return array.astype(np.uint8) * np.uint8(255)
+    if array.dtype.kind == "u" and array.dtype.itemsize == 2:
+        return (array.astype(np.float32) / np.float32(65535)).astype(np.float32)
+    if array.dtype == np.int32 and array.size and array.min() >= 0 and array.max() <= 65535:  # 16 bits, as Pillow gives them
+        return array.astype(np.float32) / np.float32(65535)
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise DataError(Problem(name, "holds values that are not finite", expected="numbers"))
+        return np.ascontiguousarray(array, dtype=np.float32)
+    raise DataError(Problem(name, "holds values of a type that is not an image's", str(array.dtype), "uint8, uint16, or floating point"))

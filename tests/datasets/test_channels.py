@@ -1,0 +1,148 @@
+"""Images of any number of channels and of 16 bits: what is read is what was written, the model and its normalisation follow, and what does not fit is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from samewise.datasets.image_folder import ImageFolder
+from samewise.datasets.parts.channels import read_channels
+from samewise.datasets.transforms.colour import RandomGrayscale
+from samewise.runner.errors import ConfigError, DataError
+
+SHAPE = (12, 10)
+
+
+def array(channels: int, kind: str, seed: int = 0) -> np.ndarray:
+    drawn = np.random.default_rng(seed).random((channels, *SHAPE))
+    return drawn.astype(kind) if kind.startswith("float") else (drawn * np.iinfo(kind).max).astype(kind)
+
+
+def expected(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values if values.dtype == np.uint8 else (values / 65535 if values.dtype == np.uint16 else values).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32", "float64"])
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_an_array_is_read_as_it_was_written_whichever_axis_has_the_channels(tmp_path: Path, kind: str, channels: int) -> None:
+    values = array(channels, kind)
+    np.save(tmp_path / "first.npy", values)
+    np.save(tmp_path / "last.npy", values.transpose(1, 2, 0))
+    for name in ("first", "last"):
+        found = read_channels(tmp_path / f"{name}.npy", channels)
+        assert found.dtype == (torch.uint8 if kind == "uint8" else torch.float32)
+        assert torch.equal(found, expected(values))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
+def test_pages_of_a_tiff_are_channels(tmp_path: Path, kind: str) -> None:
+    values = array(5, kind)
+    first, *rest = [Image.fromarray(page) for page in values]
+    first.save(tmp_path / "pages.tif", save_all=True, append_images=rest)
+    assert torch.equal(read_channels(tmp_path / "pages.tif", 5), expected(values))
+
+
+def test_a_tiff_of_four_samples_and_a_png_keep_all_of_them(tmp_path: Path) -> None:
+    values = array(4, "uint8")
+    for name in ("a.tif", "a.png"):
+        Image.fromarray(values.transpose(1, 2, 0), "RGBA").save(tmp_path / name)
+        assert torch.equal(read_channels(tmp_path / name, 4), torch.from_numpy(values))
+
+
+def test_a_png_of_16_bits_keeps_them(tmp_path: Path) -> None:
+    values = array(1, "uint16")
+    Image.fromarray(values[0]).save(tmp_path / "deep.png")
+    assert torch.equal(read_channels(tmp_path / "deep.png", 1), expected(values))
+
+
+@pytest.mark.parametrize(
+    ("write", "words", "advice"),
+    [
+        (lambda file: np.save(file, array(5, "uint8")), "has 5 channels", "dataset.channels=5, with a number for each in dataset.mean and dataset.std"),
+        (lambda file: np.save(file, np.zeros((2, 3, 4, 5), np.uint8)), "is an array of the wrong shape", "[4, height, width]"),
+        (lambda file: np.save(file, np.zeros((4, 3, 3), np.int64)), "of a type that is not an image's", "uint8, uint16, or floating point"),
+        (lambda file: np.save(file, np.full((4, 3, 3), np.nan)), "not finite", "numbers"),
+        (lambda file: np.save(file, np.array([{"a": 1}] * 4), allow_pickle=True), "Object arrays cannot be loaded", "an .npy array"),
+        (lambda file: file.write_bytes(b"\x93NUMPY\x01\x00"), "cannot be read as an image", "an .npy array"),
+        (lambda file: file.write_bytes(b"hello"), "cannot be read as an image", "an .npy array"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_the_files_name(tmp_path: Path, write: Callable[[Path], Any], words: str, advice: str) -> None:
+    file = tmp_path / "a.npy"
+    write(file)
+    with pytest.raises(DataError) as caught:
+        read_channels(file, 4)
+    (problem,) = caught.value.problems
+    assert problem.path == str(file)
+    assert words in problem.message
+    assert advice in f"{problem.expected} {problem.hint}"
+
+
+def test_colours_are_refused_for_other_channels_with_what_to_do() -> None:
+    for images in (torch.zeros(2, 5, 4, 4, dtype=torch.uint8), torch.zeros(2, 5, 4, 4)):
+        with pytest.raises(ConfigError, match=r"works on images with 1 or 3 channels; hint: leave RandomGrayscale out"):
+            RandomGrayscale(p=0.5)({"image": images})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes that only the fourth of five channels tells apart, in 16 bits."""
+    for split, count in (("train", 12), ("valid", 6)):
+        for label in range(2):
+            (tmp_path / "data" / split / "ab"[label]).mkdir(parents=True)
+            for number in range(count):
+                values = array(5, "uint16", 100 * label + number) // 4
+                values[3] += label * 40000
+                np.save(tmp_path / "data" / split / "ab"[label] / f"{number}.npy", values)
+    return tmp_path / "data"
+
+
+def test_a_data_sets_fingerprint_follows_the_content(folder: Path) -> None:
+    def identity() -> str:
+        return ImageFolder(root=str(folder), folder="train", mode="channels", channels=5).fingerprint()
+
+    before = identity()
+    assert identity() == before
+    np.save(folder / "train" / "a" / "0.npy", array(5, "uint16", 7))
+    assert identity() != before
+
+
+def test_images_of_two_types_are_refused_and_not_mixed(folder: Path, samewise: Callable[..., Any]) -> None:
+    np.save(folder / "train" / "a" / "0.npy", array(5, "uint8"))
+    given = ["dataset=multichannel_folder", f"dataset.root={folder}", "dataset.num_classes=2", "dataset.channels=5", "batch_size=24"]
+    scales = ["dataset.mean=[0.1,0.1,0.1,0.3,0.1]", "dataset.std=[0.1,0.1,0.1,0.3,0.1]"]
+    done = samewise("check", *given, *scales, "model=resnet20_cifar", "model.width=2", "tracking=none", "device=cpu")
+    assert done.returncode == 2
+    assert "uint8" in done.stderr
+    assert "float32" in done.stderr
+
+
+def test_a_model_learns_what_only_a_fourth_channel_tells_and_is_applied_to_files(
+    folder: Path, samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["dataset=multichannel_folder", f"dataset.root={folder}", "dataset.num_classes=2", "dataset.channels=5", "batch_size=8", "max_epochs=4"]
+    given += ["dataset.mean=[0.1,0.1,0.1,0.3,0.1]", "dataset.std=[0.1,0.1,0.1,0.3,0.1]", "model=resnet20_cifar", "model.width=4", "device=cpu"]
+    done = samewise("train", *given, "tracking=none", "evaluate.monitor=valid/accuracy", "evaluate.mode=max", "name=deep")
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs" / "deep").iterdir()
+    assert json.loads((run / "summary.json").read_text())["metrics"]["best"]["valid/accuracy"] == 1.0
+    assert "warning" not in done.stderr  # the pictures could be drawn
+    assert (run / "artifacts" / "valid" / "predictions.png").is_file()
+    told = samewise("predict", run, folder / "valid" / "b" / "0.npy", "--json")
+    assert told.returncode == 0, told.stderr
+    assert '"class": "b"' in told.stdout
+
+
+def test_what_is_not_given_or_does_not_fit_is_said(folder: Path, samewise: Callable[..., Any]) -> None:
+    given = ["check", "dataset=multichannel_folder", f"dataset.root={folder}", "dataset.num_classes=2", "model=resnet20_cifar", "tracking=none", "device=cpu", "batch_size=4"]
+    assert "dataset.mean: must be given" in samewise(*given).stderr
+    short = samewise(*given, "dataset.channels=5", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.2,0.2]").stderr
+    assert "Normalize has 3 channels, the images have 5; hint: set dataset.mean and dataset.std" in short
