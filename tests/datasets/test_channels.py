@@ -142,7 +142,16 @@ def test_a_model_learns_what_only_a_fourth_channel_tells_and_is_applied_to_files
 
 
 def test_what_is_not_given_or_does_not_fit_is_said(folder: Path, samewise: Callable[..., Any]) -> None:
-    given = ["check", "dataset=multichannel_folder", f"dataset.root={folder}", "dataset.num_classes=2", "model=resnet20_cifar", "tracking=none", "device=cpu", "batch_size=4"]
+    given = [
+        "check",
+        "dataset=multichannel_folder",
+        f"dataset.root={folder}",
+        "dataset.num_classes=2",
+        "model=resnet20_cifar",
+        "tracking=none",
+        "device=cpu",
+        "batch_size=4",
+    ]
     assert "dataset.mean: must be given" in samewise(*given).stderr
     short = samewise(*given, "dataset.channels=5", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.2,0.2]").stderr
     assert "Normalize has 3 channels, the images have 5; hint: set dataset.mean and dataset.std" in short

@@ -1,0 +1,218 @@
+"""Data sets of Hugging Face: images or recordings in a column, and their classes in another."""
+
+from __future__ import annotations
+
+import abc
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, Literal, final
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from samewise.datasets.parts.arrow_rows import tables
+from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.decode import Mode, decode
+from samewise.datasets.parts.image_files import spaced_indices
+from samewise.datasets.parts.in_memory import Transform
+from samewise.datasets.parts.keyed_split import in_split
+from samewise.datasets.parts.recordings import fitted
+from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+_CONTENTS = 64
+
+
+class _Rows(Dataset[dict[str, Any]], abc.ABC):
+    """The rows of one split, each with encoded bytes and a label.
+
+    A split of which the data set has its own rows has those. Where it has none for `valid` or `test`, they are taken from its rows for training by a hash of
+    the column `id`, or else of the bytes: adding rows moves none of the others to another split.
+
+    Args:
+        root: A folder by `save_to_disk`, `.arrow` or `.parquet` files, or a name in the library's cache (`parts.arrow_rows`).
+        split: "train", "valid" or "test".
+        content: The column of the images or recordings.
+        label: The column of their classes: numbers of a ClassLabel, other whole numbers, or texts.
+        id: The column by whose hash rows are split, as a patient or speaker whose rows stay together; None: the bytes.
+        shares: Of `valid` and `test`, by hash.
+        key: Of the hash: another key splits otherwise.
+        classes: The classes in the order of their numbers; None: as the ClassLabel has them, else all that occur, sorted.
+        num_classes: How many there should be; None: as many as there are.
+
+    Raises:
+        DataError: it is not there, is damaged, lacks a column or holds no bytes; there are other classes.
+        ConfigError: pyarrow is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Literal["train", "valid", "test"],
+        content: tuple[str, str],
+        label: str = "label",
+        id: str | None = None,
+        shares: Mapping[str, float],
+        key: str = "",
+        classes: Sequence[str] | None = None,
+        num_classes: int | None = None,
+    ) -> None:
+        columns = {content[0]: content[1], "label": label, **({"id": id} if id else {})}
+        found, features = tables(root, columns)
+        if "train" not in found:
+            raise DataError(Problem(root, "has no split for training", sorted(found), "train"))
+        self.root, self._column = root, content[1]
+        self._table = found.get(split, found["train"])
+        places = list(range(self._table.num_rows))
+        own = {one: share for one, share in shares.items() if one not in found}
+        if split not in found or (split == "train" and any(own.values())):
+            texts = (
+                [str(one) for one in self._table.column(id).to_pylist()] if id else [blake2b(self._encoded(at), digest_size=16).hexdigest() for at in places]
+            )
+            chosen = set(in_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
+            places = [at for at in places if texts[at] in chosen]
+        self._places = places
+        self.classes, numbers = _numbered({name: table.column(label).to_pylist() for name, table in found.items()}, features.get(label), classes, root)
+        if num_classes is not None and len(self.classes) != num_classes:
+            shown = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
+            hint = f"set dataset.num_classes={len(self.classes)}"
+            raise DataError(Problem(root, f"has {len(self.classes)} classes ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))
+        of_split = numbers[split if split in found else "train"]
+        self._labels = torch.tensor([of_split[at] for at in places], dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def named(self, index: int) -> str:
+        """What messages call a sample."""
+        return f"{self.root}, row {self._places[index]}"
+
+    def _bytes(self, index: int) -> bytes:
+        return self._encoded(self._places[index])
+
+    def _digest(self, place: int) -> str:
+        return blake2b(self._encoded(place), digest_size=16).hexdigest()
+
+    def _encoded(self, place: int) -> bytes:
+        value = self._table.column(self._column)[place].as_py()
+        raw = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(raw, bytes):
+            of = "a path, not the content" if (isinstance(value, dict) and value.get("path")) or isinstance(value, str) else type(value).__name__
+            hint = "save_to_disk writes the content too; files that a table names: dataset=table"
+            raise DataError(Problem(f"{self.root}, row {place}", f"column {self._column} holds {of}", expected="an encoded image or recording", hint=hint))
+        return raw
+
+    def fingerprint(self) -> str:
+        """32 hex digits of what the samples are: classes, labels, places, and the bytes of 64; the same wherever the data lie."""
+        digest = blake2b(repr((self.classes, self._labels.tolist(), self._places)).encode(), digest_size=16)
+        for index in spaced_indices(len(self), _CONTENTS):
+            digest.update(self._bytes(index))
+        return digest.hexdigest()
+
+
+@final
+class HuggingFaceImages(_Rows):
+    """Samples `{"image": uint8[C, H, W], "label": int}`.
+
+    Args:
+        image: The column of the images.
+        mode: "rgb" (C is 3) or "gray" (C is 1).
+        transform: Applied to each image, in the worker.
+        root, split, label, id, shares, key, classes, num_classes: As in `_Rows`.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Literal["train", "valid", "test"],
+        image: str = "image",
+        mode: Mode = "rgb",
+        transform: Transform | None = None,
+        label: str = "label",
+        id: str | None = None,
+        shares: Mapping[str, float],
+        key: str = "",
+        classes: Sequence[str] | None = None,
+        num_classes: int | None = None,
+    ) -> None:
+        if mode not in ("rgb", "gray"):
+            raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb or gray"))
+        self._mode: Mode = mode
+        self._transform = transform
+        given: Any = {"label": label, "id": id, "shares": shares, "key": key, "classes": classes, "num_classes": num_classes}
+        super().__init__(root=root, split=split, content=("image", image), **given)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        try:
+            image: Tensor = decode(self._bytes(index), mode=self._mode, name=self.named(index))
+        except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(Problem(self.named(index), f"is not an image, or is damaged: {type(error).__name__}")) from None
+        return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
+
+
+@final
+class HuggingFaceRecordings(_Rows):
+    """Samples `{"waveform": float32[T], "length": int, "label": int, "name": str}`, all of one length T; `length` is without the silence at the end.
+
+    Args:
+        audio: The column of the recordings.
+        seconds: Of a sample. Of a longer recording a stretch that is drawn by the sample's own stream in training, else the middle.
+        sample_rate: In Hz; recordings at another rate are resampled.
+        root, split, label, id, shares, key, classes, num_classes: As in `_Rows`.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        split: Literal["train", "valid", "test"],
+        audio: str = "audio",
+        seconds: float,
+        sample_rate: int,
+        label: str = "label",
+        id: str | None = None,
+        shares: Mapping[str, float],
+        key: str = "",
+        classes: Sequence[str] | None = None,
+        num_classes: int | None = None,
+    ) -> None:
+        self.sample_rate, self._frames, self._training = sample_rate, max(1, round(seconds * sample_rate)), split == "train"
+        given: Any = {"label": label, "id": id, "shares": shares, "key": key, "classes": classes, "num_classes": num_classes}
+        super().__init__(root=root, split=split, content=("audio", audio), **given)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with tempfile.NamedTemporaryFile(prefix="samewise-") as file:  # the decoders look at files
+            file.write(self._bytes(index))
+            file.flush()
+            try:
+                waveform, _ = read_audio(file.name, sample_rate=self.sample_rate)
+            except DataError as error:
+                raise DataError(*(replace(one, path=self.named(index)) for one in error.problems)) from None
+        spare = len(waveform) - self._frames
+        start = 0 if spare <= 0 else int(torch.randint(spare + 1, ())) if self._training else spare // 2
+        heard = waveform[start : start + self._frames]
+        return {"waveform": fitted(heard, self._frames), "length": len(heard), "label": int(self._labels[index]), "name": f"row {self._places[index]}"}
+
+
+def _numbered(labels: Mapping[str, list[Any]], feature: Any, classes: Sequence[str] | None, root: str) -> tuple[list[str], dict[str, list[int]]]:
+    """The classes, and the number of each row's, by split."""
+    names = feature.get("names") if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" else None
+    if any(one is None for some in labels.values() for one in some):
+        raise DataError(Problem(root, "has a row without a label", hint="dataset.label=COLUMN names the column"))
+    if isinstance(names, list):
+        texts = {split: [str(names[one]) if isinstance(one, int) and 0 <= one < len(names) else str(one) for one in some] for split, some in labels.items()}
+        known = list(map(str, classes or names))
+    else:
+        texts = {split: [str(one) for one in some] for split, some in labels.items()}
+        there = {one for some in texts.values() for one in some}
+        known = list(map(str, classes)) if classes else sorted(there, key=int) if all(one.isdecimal() and one.isascii() for one in there) else sorted(there)
+    number = {name: place for place, name in enumerate(known)}
+    unknown = next((one for some in texts.values() for one in some if one not in number), None)
+    if unknown is not None:
+        raise DataError(Problem(root, "has a row of an unknown class", unknown, ", ".join(known[:20]), nearest(unknown, known)))
+    return known, {split: [number[one] for one in some] for split, some in texts.items()}

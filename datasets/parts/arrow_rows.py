@@ -1,0 +1,138 @@
+"""Rows of what the library `datasets` of Hugging Face wrote, read by pyarrow alone: no code that comes with a data set runs, and none of its own is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samewise.datasets.parts.limits import BYTES, ROWS, read_text, require_regular
+from samewise.runner.errors import ConfigError, DataError, Problem, first_line, nearest
+
+SPLITS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test", "testing": "test"}
+_ROWS_AT_ONCE = 64
+_EXPECTED = "a folder by save_to_disk, .arrow or .parquet files, a folder of them, or NAME of a data set in the cache of `datasets`"
+
+
+def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pyarrow tables by split (`train` where no file says which), of the columns asked for, and the features by column as the library wrote them.
+
+    Args:
+        root: A folder that `save_to_disk` wrote, a `.arrow` or `.parquet` file, a folder of them whose names begin with or contain the split
+            (`train-00000-of-00001.parquet`, `mnist-train.arrow`), or the name of a data set in the library's cache.
+        columns: The columns asked for, by the setting that names each.
+
+    Raises:
+        DataError: there are none, one is damaged, or lacks a column.
+        ConfigError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise ConfigError(Problem("dataset.root", "reading it requires pyarrow, which is not installed", hint="pip install pyarrow")) from None
+    found, features = dict[str, Any](), dict[str, Any]()
+    for split, files in _files(_place(root)).items():
+        parts = [_read(file, columns) for file in files]
+        try:
+            found[split] = pa.concat_tables(parts)
+        except pa.ArrowInvalid as error:
+            raise DataError(Problem(str(files[0].parent), f"its files do not have the same columns: {first_line(error)}")) from None
+        features = features or _features(parts[0].schema.metadata or {})
+    return found, features
+
+
+def _place(root: str) -> Path:
+    """The folder or file; of a name, the one version of it in the cache."""
+    path = Path(root).expanduser()
+    if path.exists():
+        return path
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
+    named = cache / root.replace("/", "___")
+    versions = sorted({file.parent for file in named.glob("**/*.arrow") if not file.name.startswith("cache-")}) if root.count("/") <= 1 else []
+    if len(versions) == 1:
+        return versions[0]
+    if versions:
+        hint = f"dataset.root={versions[0]}"
+        raise DataError(
+            Problem("dataset.root", f"{len(versions)} versions or configurations of it are in the cache", root, ", ".join(map(str, versions[:5])), hint)
+        )
+    hint = f"where there is a network, once: datasets.load_dataset('{root}').save_to_disk('data'), then dataset.root=data"
+    raise DataError(Problem("dataset.root", "is not there, and is not in the cache of `datasets`", root, _EXPECTED, hint))
+
+
+def _files(place: Path) -> dict[str, list[Path]]:
+    """The files of each split."""
+    if place.is_file():
+        return {"train": [place]}
+    if (state := place / "state.json").is_file():
+        return {"train": _saved(state)}
+    if (place / "dataset_dict.json").is_file():
+        return {_split(one.parent.name): _saved(one) for one in sorted(place.glob("*/state.json"))}
+    found = dict[str, list[Path]]()
+    for file in sorted([*place.rglob("*.parquet"), *place.glob("*.arrow")]):
+        if not file.name.startswith(("cache-", ".")):
+            words = file.stem.lower().replace("_", "-").split("-")
+            found.setdefault(next((SPLITS[word] for word in words if word in SPLITS), "train"), []).append(file)
+    if not found:
+        raise DataError(Problem(str(place), "holds no data set", expected=_EXPECTED, hint="set dataset.root=FOLDER"))
+    return found
+
+
+def _split(name: str) -> str:
+    return SPLITS.get(name.lower(), name)
+
+
+def _saved(state: Path) -> list[Path]:
+    try:
+        names = [Path(one["filename"]).name for one in json.loads(read_text(state))["_data_files"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(Problem(str(state), f"is damaged: {type(error).__name__}: {first_line(error)}", expected="what save_to_disk wrote")) from None
+    return [state.parent / name for name in names]
+
+
+def _read(file: Path, columns: Mapping[str, str]) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        require_regular(file, whole=False)
+        if file.suffix == ".parquet":
+            with parquet.ParquetFile(file) as opened:
+                _require(columns, opened.schema_arrow.names, file)
+                ROWS.check(file, opened.metadata.num_rows)
+                batches, size = list[Any](), 0
+                for batch in opened.iter_batches(_ROWS_AT_ONCE, columns=list(dict.fromkeys(columns.values()))):
+                    batches.append(batch)
+                    size += batch.nbytes
+                    BYTES.check(file, size)  # a value that is repeated stands in the file once
+                return pa.Table.from_batches(batches, opened.schema_arrow if not batches else None)
+        mapped = pa.memory_map(str(file))
+        try:
+            table = pa.ipc.open_stream(mapped).read_all()
+        except pa.ArrowInvalid:
+            table = pa.ipc.open_file(mapped).read_all()
+        _require(columns, table.schema.names, file)
+        return table.select(list(dict.fromkeys(columns.values())))
+    except OSError as error:
+        raise DataError(Problem(str(file), f"cannot be read: {error.strerror or first_line(error)}", expected=_EXPECTED)) from None
+    except pa.ArrowException as error:
+        raise DataError(Problem(str(file), f"is damaged, or holds no table: {first_line(error)}", expected=_EXPECTED)) from None
+
+
+def _require(columns: Mapping[str, str], names: Sequence[str], file: Path) -> None:
+    for setting, column in columns.items():
+        if column not in names:
+            hint = nearest(column, names) or f"set dataset.{setting} to the column's name"
+            raise DataError(Problem(f"dataset.{setting}", f"{file.name} has no such column", column, ", ".join(names), hint))
+
+
+def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """What the library notes in the schema: of a ClassLabel, the names of the classes."""
+    try:
+        found = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

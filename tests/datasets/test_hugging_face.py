@@ -1,0 +1,161 @@
+"""Data sets that the library `datasets` wrote (tests/datasets/hugging_face/write.py) are read without it: rows, classes and splits are those written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samewise.datasets.hugging_face import HuggingFaceImages, HuggingFaceRecordings
+from samewise.runner.errors import DataError
+
+HERE = Path(__file__).parent / "hugging_face"
+SHARES = {"valid": 0.25, "test": 0.1}
+
+
+def images(root: Path | str, split: str, **settings: Any) -> HuggingFaceImages:
+    given: dict[str, Any] = {"image": "photo", "label": "kind", "shares": SHARES} | settings
+    return HuggingFaceImages(root=str(root), split=split, **given)  # pyright: ignore[reportArgumentType]
+
+
+def written(number: int) -> torch.Tensor:
+    """uint8[3, 8, 8], as write.py drew it."""
+    values = np.random.default_rng(number).integers(0, 60, (8, 8, 3)).astype(np.uint8) + np.uint8(150 * (number % 2))
+    return torch.from_numpy(values).permute(2, 0, 1)
+
+
+def numbers(data: HuggingFaceImages) -> list[int]:
+    """Which of the images written a split has; each is compared with what was written."""
+    known = {written(number).numpy().tobytes(): number for number in range(40)}
+    found = [known[data[index]["image"].numpy().tobytes()] for index in range(len(data))]
+    assert [data[index]["label"] for index in range(len(data))] == [number % 2 for number in found]
+    return found
+
+
+def test_without_splits_each_image_is_in_one_by_the_hash_of_its_bytes() -> None:
+    found = {split: numbers(images(HERE / "images", split)) for split in ("train", "valid", "test")}
+    assert sorted(number for some in found.values() for number in some) == list(range(40))
+    assert all(found.values())
+    assert images(HERE / "images", "train").classes == ["night", "day"]
+    assert numbers(images(HERE / "images", "valid", key="other")) != found["valid"]
+
+
+@pytest.mark.parametrize("form", ["splits", "parquet"])
+def test_splits_that_are_there_are_taken_and_those_that_are_not_come_from_training(form: str) -> None:
+    assert numbers(images(HERE / form, "test")) == list(range(30, 40))
+    train, valid = numbers(images(HERE / form, "train")), numbers(images(HERE / form, "valid"))
+    assert sorted(train + valid) == list(range(30))
+    assert valid
+
+
+def test_the_fingerprint_is_of_the_content_not_of_the_place_or_the_file_format(tmp_path: Path) -> None:
+    shutil.copytree(HERE / "splits", tmp_path / "moved")
+    here = images(HERE / "splits", "train").fingerprint()
+    assert images(tmp_path / "moved", "train").fingerprint() == images(HERE / "parquet", "train").fingerprint() == here
+    assert images(HERE / "splits", "train", key="other").fingerprint() != here
+    assert images(HERE / "splits", "valid").fingerprint() != here
+
+
+def test_the_librarys_cache_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    folder = tmp_path / "someone___days" / "default" / "0.0.0" / "abc"
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        shutil.copy(HERE / "splits" / split / "data-00000-of-00001.arrow", folder / f"days-{split}.arrow")
+    assert numbers(images("someone/days", "test")) == list(range(30, 40))
+    shutil.copytree(folder, folder.with_name("def"))
+    with pytest.raises(DataError, match="2 versions or configurations of it are in the cache"):
+        images("someone/days", "test")
+    with pytest.raises(DataError, match=r"load_dataset\('someone/nights'\)\.save_to_disk"):
+        images("someone/nights", "test")
+
+
+def test_recordings_of_a_speaker_stay_in_one_split() -> None:
+    def data(split: str) -> HuggingFaceRecordings:
+        given: dict[str, Any] = {"split": split, "seconds": 0.05, "sample_rate": 8000, "id": "who", "shares": {"valid": 0.4}}
+        return HuggingFaceRecordings(root=str(HERE / "recordings"), **given)
+
+    train, valid = data("train"), data("valid")
+    assert len(train) + len(valid) == 12
+    assert len(train) % 2 == len(valid) % 2 == 0
+    assert train.classes == ["high", "low"]
+    sample = valid[0]
+    assert sample["waveform"].shape == (400,)
+    assert sample["length"] == 400
+    crossings = {split[index]["label"]: int((split[index]["waveform"].diff().sign().diff() != 0).sum()) for split in (train, valid) for index in range(2)}
+    assert crossings[0] > 3 * crossings[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda root: images(root, "train", image="foto"), "has no such column; hint: did you mean 'photo'"),
+        (lambda root: images(root, "train", num_classes=3), "has 2 classes (night, day); hint: set dataset.num_classes=2"),
+        (lambda root: images(root, "train", classes=["night", "noon"]), "has a row of an unknown class"),
+        (lambda root: images(root, "train", image="kind"), "column kind holds int"),
+        (lambda root: images(root / "nothing", "train"), "is not there"),
+        (lambda root: images(_cut(root), "train"), "cannot be read: Expected"),
+        (lambda root: images(_with_script(root), "train"), "holds no data set"),
+    ],
+)
+def test_what_is_wrong_is_said(change: Callable[[Path], Any], words: str, tmp_path: Path) -> None:
+    shutil.copytree(HERE / "images", tmp_path / "data")
+    with pytest.raises(DataError) as caught:
+        change(tmp_path / "data")
+    assert words in str(caught.value)
+
+
+def _cut(root: Path) -> Path:
+    file = root / "data-00000-of-00001.arrow"
+    file.write_bytes(file.read_bytes()[:900])
+    return root
+
+
+def _with_script(root: Path) -> Path:
+    """A data set that is a program, as the library once ran."""
+    shutil.rmtree(root)
+    root.mkdir()
+    (root / "data.py").write_text("raise SystemExit('a stranger's code ran')\n")
+    return root
+
+
+def test_paths_in_place_of_images_are_not_followed(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"")
+    parquet.write_table(pa.table({"photo": [{"bytes": None, "path": str(secret)}], "kind": [0]}), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match="holds a path, not the content"):
+        images(tmp_path / "train.parquet", "train")
+
+
+def test_the_library_reads_the_same() -> None:
+    datasets: Any = pytest.importorskip("datasets")
+    if not hasattr(datasets, "load_from_disk"):  # the folder of this checkout
+        pytest.skip("the library datasets is not installed; it wrote the files here")
+    theirs, ours = datasets.load_from_disk(str(HERE / "splits"))["test"], images(HERE / "splits", "test")
+    for index in range(len(ours)):
+        assert torch.equal(torch.from_numpy(np.array(theirs[index]["photo"])).permute(2, 0, 1), ours[index]["image"])
+        assert theirs[index]["kind"] == ours[index]["label"]
+
+
+@pytest.mark.parametrize("kind", ["images", "recordings"])
+def test_a_model_is_trained_on_them(kind: str, samewise: Callable[..., Any], tmp_path: Path) -> None:
+    given = ["train", f"dataset=hugging_face_{kind}", "dataset.num_classes=2", "tracking=none", "device=cpu", "batch_size=4", "max_steps=12"]
+    given += [f"run_root={tmp_path}", "evaluate.monitor=valid/accuracy", "evaluate.mode=max", "loader.num_workers=1"]
+    if kind == "images":
+        given += [f"dataset.root={HERE / 'splits'}", "dataset.image=photo", "dataset.label=kind", "model=resnet20_cifar", "model.width=4"]
+    else:
+        given += [f"dataset.root={HERE / 'recordings'}", "dataset.id=who", "dataset.shares.valid=0.4", "dataset.sample_rate=8000", "dataset.seconds=0.1"]
+        given += ["experiment=resnet18_own_recordings", "model.width=4"]
+    done = samewise(*given)
+    assert done.returncode == 0, done.stderr
+    (summary,) = tmp_path.glob("*/*/summary.json")
+    assert json.loads(summary.read_text())["metrics"]["best"]["valid/accuracy"] >= 0.5
