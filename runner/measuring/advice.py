@@ -128,7 +128,7 @@ def _of_model(run: Run, cores: int) -> Iterator[str]:
     cfg, cuda = run.config, run.strategy.device.type == "cuda"
     if cuda and cfg.precision.get("dtype") == "float32":
         yield "precision=bf16"
-    if "compile" in cfg and not cfg.compile.get("enabled", cfg.compile.get("mode")):
+    if str(cfg.compile.mode) == "off":
         yield "compile=default"
     if str(cfg.memory_format) == "contiguous" and any(isinstance(one, nn.Conv2d) for one in run.model.modules()):
         yield "memory_format=channels_last"
