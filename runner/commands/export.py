@@ -107,6 +107,7 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     """The model, or its forms, called on the first samples of the validation split; what is known of it; and what measures what int8 loses."""
     import torch
     from omegaconf import OmegaConf
+    from torch.utils import _pytree as pytree
 
     from samewise.runner.config import project
     from samewise.runner.data import streams
@@ -122,16 +123,21 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     prefix = f"{args.weights}/" if args.weights else ""
     if args.weights:
         require_weights(args.weights, (name.rstrip("/") for name in models if name))
-    model, transform, loaded = models[prefix].eval(), run.transforms["eval"], first_batch(run, "valid", run.recipe.export_samples)
+    model, transform = models[prefix].eval(), run.transforms["eval"]
+    # AOTInductor's code expects the strides of the example and does not look: in another program, and from a file, tensors are contiguous.
+    loaded = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", run.recipe.export_samples))
     streams.enter(run.seed, "eval", 0)
     with torch.no_grad():
         forms = run.recipe.forms(model, transform(loaded))
     streams.enter(run.seed, "eval", 0)
     wanted = {name: form for name, form in forms.items() if args.module is None or name == args.module}
+    if quantised and wanted:
+        words = "cannot be quantised: what it loses could not be measured, since its recipe evaluates it by other calls than those of an export"
+        raise ConfigError(Problem("--to", words, "onnx-int8", hint="the other formats take it"))
     calls = [in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in wanted.items()]
     if not calls:
         call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)
-        more = quantising.examples(run, model, module=args.module, whole=call.whole) if quantised else ()
+        more = quantising.examples(run, model, call, module=args.module) if quantised else ()
         calls = [replace(call, examples=more)]
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     environment = read_json(folder.environment, shapes.ENVIRONMENT) or {}

@@ -157,7 +157,7 @@ def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: T
     Raises:
         ConfigError: what comes out has no numbers, so that nothing could be held against it.
     """
-    inputs = {one: tensor.detach().clone() for one, tensor in form.inputs.items()}
+    inputs = {one: tensor.detach().clone(memory_format=torch.contiguous_format) for one, tensor in form.inputs.items()}
     with torch.no_grad():
         outputs = dict(form.call(model, *(tensor.clone() for tensor in inputs.values())))
     if not all(tensor.numel() for tensor in outputs.values()):
@@ -174,7 +174,7 @@ def _whole(bare: Call, together: Function, loaded: Batch, before: Before | None)
     """A call with the transforms in it, where that gives the same bits; else as it is."""
     if before is None:
         return bare
-    raw = {name: loaded[name].detach().clone() for name in before.takes}
+    raw = {name: loaded[name].detach().clone(memory_format=torch.contiguous_format) for name in before.takes}
     with torch.no_grad():
         same = difference(bare.outputs, dict(zip(bare.outputs, together(*raw.values()), strict=True))) is None
     return replace(bare, function=together, inputs=raw, whole=True) if same else bare
@@ -221,7 +221,7 @@ def _first_call(
     def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         entries = tuple(next((key for key, value in batch.items() if value is leaf), None) for leaf in leaves)
-        seen.append((name, *pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs)), entries))
+        seen.append((name, *pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format), (args, kwargs)), entries))
         raise _Enough
 
     hooks = [module.register_forward_pre_hook(partial(note, name), with_kwargs=True) for name, module in parts.items()]

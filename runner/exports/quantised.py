@@ -47,11 +47,19 @@ class Accuracy:
         return f"{self.metric} {self.quantised:.4g} on {self.samples:,} samples, {self.exact:.4g} in float32"
 
 
-def examples(run: Run, model: nn.Module, *, module: str | None, whole: bool) -> tuple[dict[str, Tensor], ...]:
-    """What goes into a model for the first samples of the training split, transformed as for an evaluation."""
+def examples(run: Run, model: nn.Module, call: Call, *, module: str | None) -> tuple[dict[str, Tensor], ...]:
+    """What goes into a call for the first samples of the training split, transformed as for an evaluation."""
     part, transform = run.splits["train"], run.transforms["eval"]
     keys = islice(evaluation_keys(len(part.dataset), _AT_ONCE), EXAMPLES // _AT_ONCE)
-    return tuple(observe(run.recipe, model, run.to_device(batch), transform, module=module, whole=whole).inputs for batch in Loader(part.keyed, lambda: keys))
+    seen = (observe(run.recipe, model, run.to_device(batch), transform, module=module, whole=call.whole) for batch in Loader(part.keyed, lambda: keys))
+    return tuple(one for batch in seen for one in _fitting(call, batch.inputs))
+
+
+def _fitting(call: Call, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Inputs as a file takes them: one by one, where its batch is fixed at 1."""
+    size = len(next(iter(inputs.values())))
+    alone = all(len(tensor) == 1 for tensor in call.inputs.values())
+    return [{name: tensor[place : place + 1] for name, tensor in inputs.items()} for place in range(size)] if alone else [inputs]
 
 
 def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: float) -> Accuracy:
@@ -99,7 +107,8 @@ def _in_its_place(run: Run, call: Call, runtime: Runtime) -> Generator[list[None
     def forward(*args: Any, **kwargs: Any) -> Any:
         asked.append(None)
         given = [loaded[name] for name in call.inputs] if call.whole else [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        return call.returned(runtime(dict(zip(call.inputs, given, strict=True))))
+        parts = [runtime(one) for one in _fitting(call, dict(zip(call.inputs, given, strict=True)))]
+        return call.returned([torch.cat(of) for of in zip(*parts, strict=True)] if len(parts) > 1 else parts[0])
 
     transforms["eval"], model.forward = remember, forward
     try:

@@ -113,6 +113,17 @@ def test_a_bare_model_takes_what_the_transforms_give_and_the_card_says_so(samewi
 
 
 @pytest.mark.slow
+def test_an_example_lies_in_memory_as_a_file_gives_it(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    """AOTInductor's code reads what it is given by the strides of the example, whatever those of the tensor are."""
+    assert samewise("export", run, "memory_format=channels_last", "--out", tmp_path / "out").returncode == 0
+    (args, _) = torch.export.load(str(tmp_path / "out" / "model.pt2")).example_inputs
+    assert [one.is_contiguous() for one in args] == [True]
+    assert samewise("export", run, "memory_format=channels_last", "--bare", "--out", tmp_path / "bare").returncode == 0
+    (args, _) = torch.export.load(str(tmp_path / "bare" / "model.pt2")).example_inputs
+    assert [one.is_contiguous() for one in args] == [True]
+
+
+@pytest.mark.slow
 def test_a_speech_model_takes_the_recording_itself(samewise: Callable[..., Any], tmp_path: Path) -> None:
     import samewise as package
 

@@ -113,6 +113,9 @@ def test_programs_speak_what_the_model_speaks_and_say_where_they_do_not(speaker:
 
 @pytest.mark.slow
 def test_a_part_can_be_exported_by_its_name(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    refused = samewise("export", run, "--to", "onnx-int8", "--out", tmp_path / "int8")
+    assert refused.returncode == 2
+    assert "cannot be quantised: what it loses could not be measured" in refused.stderr
     assert samewise("export", run, "--module", "step", "--out", tmp_path / "step").returncode == 0
     said = json.loads((tmp_path / "step" / "export.json").read_text())
     assert said["module"] == "step"
