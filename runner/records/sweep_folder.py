@@ -23,7 +23,7 @@ from typing import Any
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks, shapes, trust
-from samewise.runner.records.files import parse_json, read_json, read_lines, read_mapping, require_shape, write_json
+from samewise.runner.records.files import parse_json, read_json, read_lines, read_mapping, require_shape, write_atomically, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_values
 
@@ -118,8 +118,9 @@ class SweepFolder:
             self.path.chmod(0o700)
         for name in ("configs", "jobs", "logs"):
             (self.path / name).mkdir(exist_ok=True)
-        write_json(self.made_by, dict(facts))
-        trust.sign(self.made_by)
+        text = json.dumps(dict(facts), indent=2) + "\n"
+        trust.sign(self.made_by, text)  # first: a sweep that is killed in between is still its user's own
+        write_atomically(self.made_by, text)
 
     def discard(self, *, root: bool = False) -> None:
         """Leave nothing of a sweep of which nothing has been started.

@@ -26,13 +26,17 @@ RUNS = "runs what its sweep.json names: a launcher, and the overrides of its poi
 _KEY_DIGITS = 64
 
 
-def sign(file: Path) -> bool:
+def sign(file: Path, text: str | None = None) -> bool:
     """Remember that this user has made a run's config.yaml or a sweep's sweep.json, or trusts who has.
+
+    Args:
+        file: The file.
+        text: What is about to be written there; None: it is there already.
 
     Returns:
         Whether it could be: without a home that can be written, nothing is signed.
     """
-    key, text = _key(), read_text(file)
+    key, text = _key(), read_text(file) if text is None else text
     if key is None or text is None:
         return False
     try:

@@ -16,6 +16,7 @@ from samewise.runner.config.compose import compose, dump, dump_plain, parse
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError
+from samewise.runner.records import sweep_folder, trust
 from samewise.runner.records.sweep_folder import SweepFolder, label
 from samewise.runner.sweep import points as composing
 from samewise.runner.sweep.points import Composer, compose_points, identity, write_configs
@@ -130,3 +131,16 @@ def _counted(counts: Counter[str], name: str, function: Callable[..., Any]) -> C
         return function(*given, **more)
 
     return counted
+
+
+def test_a_sweep_that_is_stopped_as_it_begins_is_its_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(path: Path, text: str) -> None:
+        path.write_text(text)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep_folder, "write_atomically", stopped)
+    folder = SweepFolder(tmp_path / "digits-1")
+    with pytest.raises(KeyboardInterrupt):
+        folder.write_facts({"overrides": ["seed=1,2"]})
+    assert folder.made_by.exists()
+    assert trust.is_signed(folder.made_by)
