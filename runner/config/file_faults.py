@@ -143,6 +143,8 @@ class FileFaults:
         if choice is None or "${" in str(choice) or str(choice).removesuffix(".yaml") in self._groups[group] or choice == "???":
             return None
         known = self._groups[group]
+        if isinstance(choice, bool) and (word := "on" if choice else "off") in known:
+            return Problem(group, NO_SUCH_CHOICE, choice, hint=f'YAML reads {word} as {str(choice).lower()}: write "{word}", in quotes')
         return Problem(group, NO_SUCH_CHOICE, choice, hint=close(str(choice), known) or f"`samewise list {group}` shows them")
 
 

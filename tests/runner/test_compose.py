@@ -179,6 +179,7 @@ def test_a_wrong_override_is_told_by_its_path(override: str, path: str, words: s
             "# @package _global_\n# x\ndefaults:\n  - override /optimiser: sgd\n",
             ["bad.yaml:4: optimiser: no such group", "did you mean 'optimizer'?"],
         ),
+        ("# @package _global_\n# x\ndefaults:\n  - override /compile: off\n", ["bad.yaml:4: compile: no such choice", 'write "off", in quotes']),
         ("# @package _global_\n# x\nseed: ${sede}\n", ["experiment/bad.yaml:3: seed", "${sede}"]),
     ],
 )
