@@ -71,7 +71,7 @@ def test_one_is_chosen_by_its_step_and_by_what_it_is(tmp_path):
     write(tmp_path, [1, 2, 3, 4, 5], [0.9, 0.1, 0.5, 0.4, 0.3])
     expected = {"2": 2, "4": 4, "5": 5, "best": 2, "last": 5}
     assert {which: checkpoint.choose_checkpoint(tmp_path, which).step for which in expected} == expected
-    with pytest.raises(CheckpointError, match="best, last, or one of 2, 4, 5"):
+    with pytest.raises(CheckpointError, match="one of best, last, 2, 4, 5"):
         checkpoint.choose_checkpoint(tmp_path, "3")
 
 
