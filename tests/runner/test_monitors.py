@@ -50,6 +50,7 @@ def test_what_cannot_be_monitored_is_said(given: list[str], path: str, advice: s
     assert advice in f"{problem.expected} {problem.hint}"
 
 
+@pytest.mark.slow
 def test_the_best_by_each_is_in_the_end_line_the_summary_and_mlflow(samewise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
 

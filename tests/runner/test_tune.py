@@ -153,6 +153,7 @@ def test_the_suggestion_is_where_the_smoothed_loss_falls_fastest() -> None:
         learning_rate.suggest([(rate, 1.0 + rate) for rate in rates])
 
 
+@pytest.mark.slow
 def test_the_largest_batch_that_is_not_refused_is_found(here: Path, samewise: Callable[..., Any]) -> None:
     done = samewise("tune", "batch_size", *HUNGRY, "+model.refuses_from=47", "--steps", 1, "--largest", "--json")
     assert done.returncode == 0, done.stderr
