@@ -23,7 +23,7 @@ def test_every_room_is_there_and_no_other(repository: Path, tree: str) -> None:
 
 def test_every_file_that_is_named_is_there(repository: Path, tree: str) -> None:
     named = set(re.findall(r"\b(\w+\.py)\b", tree)) - {"NAME.py"}
-    files = {path.name for path in (repository / "runner").rglob("*.py")}
+    files = {path.name for folder in ("runner", "recipes", "datasets", "tests") for path in (repository / folder).rglob("*.py")}
     assert len(named) > 40
     assert named <= files, named - files
 
