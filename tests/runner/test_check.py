@@ -47,6 +47,8 @@ ANYWHERE = (
     *("checkpoint", "tracking", "reproducibility", "launcher", "sweeper"),
 )
 """Groups whose choices go with any experiment, and so with each other: composed together, one of each group at a time."""
+NEEDED = {"model=timm": ["model.name=resnet10t"]}
+"""What a choice leaves to whoever chooses it."""
 OF_GROUPS = [[choice for choice in CHOICES if choice.startswith(f"{group}=")] for group in ANYWHERE]
 TOGETHER = [list(filter(None, row)) for row in itertools.zip_longest(*OF_GROUPS)]
 
@@ -65,7 +67,7 @@ def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: 
     likely = [experiment for experiment, words in SMALL.items() if group != "experiment" and any(word in name for word in words)]
     told: list[list[Problem]] = []
     for base in dict.fromkeys([*likely, None, *SMALL]):
-        composed = compose([*([f"experiment={base}"] if base else []), choice], project=BARE, strict=False)
+        composed = compose([*([f"experiment={base}"] if base else []), choice, *NEEDED.get(choice, [])], project=BARE, strict=False)
         told.append(problems(composed, BARE))
         if not told[-1]:
             assert composed.choices[group] == name

@@ -21,8 +21,8 @@ PARTS = ("model", "optimizer", "scheduler", "recipe", "dataset", "dataset.train"
 
 
 def misspelt(word: str, chance: random.Random) -> str:
-    """A word with one or two letters left out, put in, replaced or exchanged."""
-    for _ in range(chance.randint(1, 2)):
+    """A word with one or two letters left out, put in, replaced or exchanged: in one of up to four letters one, or nobody could tell which it was."""
+    for _ in range(chance.randint(1, 2) if len(word) > 4 else 1):
         place, letter = chance.randrange(len(word)), chance.choice(string.ascii_lowercase)
         before, one, after = word[:place], word[place], word[place + 1 :]
         word = before + chance.choice([after, letter + one + after, letter + after, after[:1] + one + after[1:]]) or word
