@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   samewise export 3f2a --out digits                         weights.safetensors and model.pt2
   samewise export 3f2a --to onnx --out digits               weights.safetensors and model.onnx; needs samewise[export]
   samewise export 3f2a --to pt2,onnx --weights ema --out digits
+  samewise export 3f2a --to onnx --out digits --register digits   a version of a registered MLflow model too, which `mlflow models serve` serves
   samewise verify digits                                    run its test vectors in every runtime that is here
 
 formats: safetensors  weights alone, by the model's names; written with every other format
@@ -56,6 +57,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
     help_ = "refuse int8 where the metric that chose the checkpoint gets worse by more than this share of it (default: 0.02)"
     parser.add_argument("--most-lost", type=float, default=0.02, metavar="SHARE", help=help_)
+    help_ = "log the export as an MLflow model too, which `mlflow models serve` serves; --to onnx or onnx-int8"
+    parser.add_argument("--log-model", action="store_true", help=help_)
+    parser.add_argument("--register", metavar="NAME", help="also register that model under this name, as its next version")
+    parser.add_argument("--uri", help="the MLflow store with the run, where it is not the run's own")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -73,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     require_writable("--out", args.out)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
+    store = _store(args, folder, composed, to) if args.log_model or args.register else None
     prepare(composed.cfg.reproducibility)
     calls, about, accuracy = _model(args, folder, composed, quantised="onnx-int8" in to)
     from samewise.runner.exports import folder as exports
@@ -80,18 +86,57 @@ def run(args: argparse.Namespace) -> int:
     places = {call.part if len(calls) > 1 else "": call for call in calls}
     options: dict[str, Any] = {"to": to, "tolerance": args.tolerance, "about": about}
     found = {place: exports.write(args.out / place, call, accuracy=partial(accuracy, call), **options) for place, call in places.items()}
+    logged = {place: _logged(args, place, call.part, about, *store) for place, call in places.items()} if store else {}
     if args.json:
         said = {place: [asdict(one) for one in formats] for place, formats in found.items()}
         formats = {"formats": said[""]} if "" in said else {"parts": said}
-        print(json.dumps({"folder": str(args.out), "run": about["run"], "step": about["step"], **formats}))
+        models = {"models": logged} if logged else {}
+        print(json.dumps({"folder": str(args.out), "run": about["run"], "step": about["step"], **formats, **models}))
         return 0
     for place, call in places.items():
         out, held = args.out / place, {exports.formats.FORMATS[one.format].file: one.words for one in found[place]}
         print(f"{out}: {about['experiment']}, step {about['step']:,}" + (f", its {call.part}" if call.part else ""))
         for name, words in {"weights.safetensors": "by the model's own names", **held}.items():
             print(f"  {name:<22} {out.joinpath(name).stat().st_size / 1e6:8.2f} MB  {words}")
+    for model in logged.values():
+        print(f"logged as models:/{model['model']}" + (f", registered as models:/{model['registered']}/{model['version']}" if args.register else ""))
     print("next:", *(f"  samewise verify {args.out / place}" for place in places), sep="\n")
     return 0
+
+
+def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: list[str]) -> tuple[str, str]:
+    """The MLflow store that has the run, and the run's id there."""
+    from samewise.runner.commands.sync import address
+    from samewise.runner.config.tree import plain
+    from samewise.runner.exports.mlflow_model import SERVED
+    from samewise.runner.tracking import progress
+    from samewise.runner.tracking.address import without_password
+
+    option = "--register" if args.register else "--log-model"
+    if not set(SERVED).intersection(to):
+        raise ConfigError(Problem(option, "MLflow serves none of these formats", args.to, " or ".join(SERVED), "--to onnx"))
+    uri = address(folder, plain(composed.cfg.tracking), args.uri)
+    run_id = progress.load(folder).at(without_password(uri)).run_id
+    if not run_id:
+        sync = f"samewise sync {folder.path} " + (f"--uri {args.uri}" if args.uri else "--to mlflow")
+        raise ConfigError(Problem(option, "the run is not in this MLflow store", without_password(uri), hint=sync))
+    return uri, run_id
+
+
+def _logged(args: argparse.Namespace, place: str, part: str, about: dict[str, Any], uri: str, run_id: str) -> dict[str, str]:
+    from samewise.runner.exports.mlflow_model import log
+    from samewise.runner.tracking.address import in_words, without_password
+    from samewise.runner.tracking.sender import prepare_environment
+    from samewise.runner.tracking.store import open_client
+
+    name = about["experiment"] + (f"-{part}" if part else "")
+    registered = args.register and args.register + (f"-{place}" if place else "")
+    prepare_environment()
+    try:
+        return log(open_client(uri), args.out / place, name, step=about["step"], run_id=run_id, register=registered)
+    except Exception as error:  # whatever the store or the network did
+        words = f"the export is written to {args.out}, and MLflow does not take it: {in_words(first_line(error))}"
+        raise ConfigError(Problem("--register" if args.register else "--log-model", words, without_password(uri))) from None
 
 
 def _kinds(given: str) -> list[str]:

@@ -21,6 +21,7 @@ from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
 from samewise.runner.records.files import read_mapping, write_json
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
+from samewise.runner.secrets import redact_values
 
 if TYPE_CHECKING:
     from samewise.runner.exports.quantised import Accuracy
@@ -93,7 +94,7 @@ def write(
     write_tensors(folder / OPERATORS, numbers)
     kinds = {one.format: formats.FORMATS[one.format].kinds(folder / formats.FORMATS[one.format].file) for one in found}
     described = {
-        **about,
+        **redact_values(about),
         "module": call.part,
         "whole": call.whole,
         "inputs": {name: _form(tensor) for name, tensor in call.inputs.items()},

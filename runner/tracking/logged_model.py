@@ -1,6 +1,6 @@
-"""A finished run's best checkpoint as an MLflow model, which `mlflow models serve` serves. Imports mlflow; torch where an example of an input is made.
+"""A finished run's best checkpoint, or its export, as an MLflow model, which `mlflow models serve` serves. Imports mlflow; torch where an example is made.
 
-Its folder holds what `samewise predict` needs of a run, as data: no pickled object, no code. `samewise.runner.serving` loads it.
+A checkpoint's folder holds what `samewise predict` needs of a run, as data: no pickled object, no code. `samewise.runner.serving` loads it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import struct
 import tempfile
 import wave
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,9 @@ def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: 
     Raises:
         Exception: whatever the client raises when the store cannot be reached.
     """
-    found = client.search_logged_models([experiment_id], filter_string=f"source_run_id = '{run_id}'", max_results=1)
-    model = found[0] if found else client.create_logged_model(experiment_id, name=folder.path.absolute().parent.name, source_run_id=run_id)
+    name = _as_name(folder.path.absolute().parent.name)
+    found = client.search_logged_models([experiment_id], filter_string=f"source_run_id = '{run_id}' AND name = '{name}'", max_results=1)
+    model = found[0] if found else client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
     if str(model.status) != "READY":
         with tempfile.TemporaryDirectory(prefix=".model-", dir=folder.path) as place:
             _write(Path(place) / "model", folder, config, model_id=model.model_id, run_id=run_id)
@@ -60,6 +62,41 @@ def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: 
         client.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
     return model.model_id
+
+
+def create(client: MlflowClient, name: str, *, run_id: str, step: int, write: Callable[..., None]) -> str:
+    """Log one more model of a run, such as an export.
+
+    Args:
+        client: Of the store that has the run.
+        name: The model's; characters that MLflow does not take become `_`.
+        run_id: The MLflow run's.
+        step: The optimizer steps that its weights have.
+        write: Writes the model's folder, given as `path`, with its `model_id`.
+
+    Returns:
+        The logged model's id.
+
+    Raises:
+        Exception: whatever the client raises when the store cannot be reached.
+    """
+    experiment = client.get_run(run_id).info.experiment_id
+    model = client.create_logged_model(experiment, name=_as_name(name), source_run_id=run_id)
+    try:
+        with tempfile.TemporaryDirectory(prefix="samewise-model-") as place:
+            write(path=Path(place) / "model", model_id=model.model_id)
+            client.log_model_artifacts(model.model_id, str(Path(place) / "model"))
+    except Exception:
+        with contextlib.suppress(Exception):  # the store may be what failed
+            client.finalize_logged_model(model.model_id, "FAILED")
+        raise
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+    return model.model_id
+
+
+def _as_name(name: str) -> str:
+    return re.sub(r"[/:.%\"']", "_", name)  # MLflow's own rule
 
 
 def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> str:
@@ -74,8 +111,9 @@ def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> 
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     mlflow.set_tracking_uri(client.tracking_uri)  # where the registry's store looks for the model; this process is ours
-    known = [one for one in client.search_model_versions(f"name = '{name}'") if one.run_id == run_id]
-    return str((known[0] if known else client.create_model_version(name, f"models:/{model_id}", run_id, model_id=model_id)).version)
+    source = f"models:/{model_id}"
+    known = [one for one in client.search_model_versions(f"name = '{name}'") if one.source == source]
+    return str((known[0] if known else client.create_model_version(name, source, run_id, model_id=model_id)).version)
 
 
 def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id: str, run_id: str) -> None:

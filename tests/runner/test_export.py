@@ -248,6 +248,8 @@ def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..
         (["--most-lost", "-1"], "--most-lost: is not a share"),
         (["--module", "layer9"], "did you mean 'layer4'?"),
         (["--weights", "other"], "the run does not have these weights"),
+        (["--log-model"], "--log-model: MLflow serves none of these formats; hint: --to onnx"),
+        (["--to", "onnx", "--register", "digits"], "--register: the run is not in this MLflow store; hint: samewise sync "),
     ],
 )
 def test_what_cannot_be_exported_is_refused_by_name(samewise: Callable[..., Any], run: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
