@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import tokenize
 
 import numpy as np
 import torch
 import torchvision.io  # registers the decoders
-from PIL import Image, ImageSequence
+from PIL import ImageSequence
 from torch import Tensor
 
-from samewise.datasets.parts.decode import FORMATS, pixels_of, require_modest_tiles, require_no_excess
+from samewise.datasets.parts.decode import open_image, pixels_of, require_modest_tiles, require_no_excess, unpacked
 from samewise.datasets.parts.limits import PIXELS, read_bytes
 from samewise.runner.errors import DataError, Problem
 
@@ -52,27 +53,42 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
 def _array(raw: bytes, name: str, channels: int) -> np.ndarray:
     """[C, H, W] in the stored type."""
     if raw.startswith(b"\x93NUMPY"):
-        array = np.load(io.BytesIO(raw), allow_pickle=False)
+        array = _loaded(raw)
         if array.ndim == 3 and array.shape[0] != channels and array.shape[2] == channels:
             array = array.transpose(2, 0, 1)
         if array.ndim not in (2, 3) or not array.size:
             raise DataError(Problem(name, "is an array of the wrong shape", list(array.shape), f"[{channels}, height, width] or [height, width, {channels}]"))
         return array[None] if array.ndim == 2 else array
-    if raw.startswith(b"\x89PNG\r\n\x1a\n") and raw[12:16] == b"IHDR":
+    # of a palette, and of pixels that share a byte, torchvision returns what lay in memory
+    if raw.startswith(b"\x89PNG\r\n\x1a\n") and raw[12:16] == b"IHDR" and raw[24:25] >= b"\x08" and raw[25:26] != b"\x03":
         PIXELS.check(name, pixels_of(raw))
         require_no_excess(raw)
-        return torch.ops.image.decode_png(torch.frombuffer(bytearray(raw), dtype=torch.uint8), int(torchvision.io.ImageReadMode.UNCHANGED.value)).numpy()
+        stored = torch.frombuffer(bytearray(unpacked(raw)), dtype=torch.uint8)
+        return torch.ops.image.decode_png(stored, int(torchvision.io.ImageReadMode.UNCHANGED.value)).numpy()
     parts, total = list[np.ndarray](), 0
-    with Image.open(io.BytesIO(raw), formats=FORMATS) as opened:
+    with open_image(raw, name) as opened:
         for page in ImageSequence.Iterator(opened):
+            if len(parts) > channels:  # to count them all takes the square of their number
+                raise DataError(Problem(name, f"has more than {channels} pages", expected=f"{channels} channels, as dataset.channels says"))
             total += page.width * page.height
             PIXELS.check(name, total)
             require_modest_tiles(opened, name)
-            part = np.array(page.convert("RGBA" if "transparency" in page.info else "RGB") if page.mode == "P" else page)
+            stored = {"P": "RGBA" if "transparency" in page.info else "RGB", "1": "L"}.get(page.mode, page.mode)
+            part = np.array(page.convert(stored) if stored != page.mode else page)
             parts.append(part[None] if part.ndim == 2 else part.transpose(2, 0, 1))
     if len({part.shape[1:] for part in parts}) > 1:
         raise DataError(Problem(name, "has pages of several sizes", [list(part.shape[1:]) for part in parts[:5]], "one size, a page for each channel"))
     return np.concatenate(parts)
+
+
+def _loaded(raw: bytes) -> np.ndarray:
+    """Of an NPY file; numpy itself makes an array of what the header says before it looks whether the file has it."""
+    try:
+        return np.load(io.BytesIO(raw), allow_pickle=False)
+    except (MemoryError, OverflowError):
+        raise ValueError("its header says more than the file has") from None
+    except (TypeError, tokenize.TokenError, RecursionError):
+        raise ValueError("its header is damaged") from None
 
 
 def _floats(array: np.ndarray, name: str) -> np.ndarray:

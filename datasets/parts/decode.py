@@ -6,6 +6,7 @@ import io
 import os
 import re
 import struct
+import zlib
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,15 @@ _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 
 _SLACK = 1 << 16
 """Bytes that a small PNG may have beyond its pixels."""
+
+_PNG_HEADER = 33
+"""Bytes of a PNG's signature and first chunk."""
+
+_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""Of a pixel of a PNG, by its type of colour."""
+
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""Of an interlaced PNG: the first column and row, and the steps."""
 
 _FRAME = re.compile(rb"\xff(?=[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf](..)[\x02-\x10](..)(..)(.))", re.DOTALL)
 """The header of a JPEG's frame: its own length, precision, height, width, number of components."""
@@ -77,7 +87,7 @@ def decode(raw: bytes, *, mode: Mode = "rgb", name: str = "image") -> Tensor:
         PIXELS.check(name, pixels_of(raw))
         require_no_excess(raw)
         try:
-            image = operator(torch.frombuffer(bytearray(raw), dtype=torch.uint8), number)
+            image = operator(torch.frombuffer(bytearray(unpacked(raw)), dtype=torch.uint8), number)
             if image.dtype == torch.uint8:
                 return image
         except RuntimeError:
@@ -103,6 +113,8 @@ def require_no_excess(raw: bytes) -> None:
     """Raise a ValueError for a PNG that holds far more than its pixels: decoders unpack all of it, a thousandfold, before they notice."""
     if not raw.startswith(b"\x89PNG"):
         return
+    if len(raw) < _PNG_HEADER:
+        raise ValueError("it is cut short")
     wide, high, bits, _ = struct.unpack("!IIBB", raw[16:26])
     packed, place = 0, 8
     while place + 8 <= len(raw):
@@ -111,6 +123,48 @@ def require_no_excess(raw: bytes) -> None:
         place += 12 + length
     if packed > 2 * (wide * high * 4 * max(1, bits // 8) + high) + _SLACK:
         raise ValueError(f"{packed:,} bytes are more than {wide} x {high} pixels take")
+
+
+def unpacked(raw: bytes) -> bytes:
+    """A PNG with the same pixels, not packed; anything else as it is. torchvision's decoder ends the process at damage in them, so zlib unpacks them.
+
+    Raises:
+        ValueError: they are damaged, or cut short.
+    """
+    if not raw.startswith(b"\x89PNG"):
+        return raw
+    wide, high, bits, colour, _, _, interlaced = struct.unpack("!IIBBBBB", raw[16:29])
+    if colour not in _SAMPLES or bits not in (1, 2, 4, 8, 16) or interlaced > 1:
+        raise ValueError("its header is that of no PNG")
+    packed, first, place = list[bytes](), 0, 8
+    while place + 12 <= len(raw):
+        length, kind = struct.unpack("!I4s", raw[place : place + 8])
+        if kind == b"IDAT":
+            first = first or place
+            if zlib.crc32(raw[place + 4 : place + 8 + length]).to_bytes(4, "big") != raw[place + 8 + length : place + 12 + length]:
+                raise ValueError("its checksum is another")
+            packed.append(raw[place + 8 : place + 8 + length])
+        elif packed:
+            break
+        place += 12 + length
+    steps = _PASSES if interlaced else ((0, 0, 1, 1),)
+    bits *= _SAMPLES[colour]
+    sizes = [(-(-(high - top) // down), -(-(wide - left) // right)) for left, top, right, down in steps if wide > left]
+    passes = [(rows, 1 + (columns * bits + 7) // 8) for rows, columns in sizes]  # a byte before each row says how it is filtered
+    most = sum(rows * length for rows, length in passes)
+    try:
+        pixels = zlib.decompressobj().decompress(b"".join(packed), most)
+    except zlib.error as error:
+        raise ValueError(f"its pixels cannot be unpacked: {error}") from None
+    if len(pixels) < most or not most:
+        raise ValueError("its pixels are cut short")
+    at = 0
+    for rows, length in passes:
+        if rows and np.frombuffer(pixels, np.uint8, rows * length, at)[::length].max() > 4:
+            raise ValueError("its pixels are damaged")
+        at += rows * length
+    stored = b"IDAT" + zlib.compress(pixels, 0)
+    return b"".join((raw[:first], struct.pack("!I", len(stored) - 4), stored, zlib.crc32(stored).to_bytes(4, "big"), b"\0\0\0\0IEND\xaeB`\x82"))
 
 
 def require_modest_tiles(image: Image.Image, name: str) -> None:
@@ -125,15 +179,24 @@ def _product(raw: bytes, form: str) -> int:
     return high * wide
 
 
-def _by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
+def open_image(raw: bytes, name: str) -> Image.Image:
+    """By Pillow, of the formats that are read.
+
+    Raises:
+        DataError: it has more pixels than are decoded.
+        ValueError, OSError, SyntaxError, Image.DecompressionBombError: it is no image.
+    """
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a file cut short is an error"
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, PIXELS.most)  # Pillow itself refuses more than twice as many
     try:
-        opened = Image.open(io.BytesIO(raw), formats=FORMATS)
+        return Image.open(io.BytesIO(raw), formats=FORMATS)
     except Image.DecompressionBombError as error:
         PIXELS.check(name, int(next(iter(re.findall(r"\d+", str(error))), 0)))
         raise
-    with opened as image:
+
+
+def _by_pillow(raw: bytes, mode: str, name: str) -> Tensor:
+    with open_image(raw, name) as image:
         PIXELS.check(name, image.width * image.height)
         require_modest_tiles(image, name)
         if image.mode.startswith("I"):  # 16 bits a pixel: converting would clip at 255

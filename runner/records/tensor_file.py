@@ -32,6 +32,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         ValueError: it is not such a file, or it is cut short.
         OSError: it cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no regular file")
     held = bytearray(path.read_bytes())
     try:
         start = 8 + int.from_bytes(held[:8], "little")
@@ -39,7 +41,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if not isinstance(header, dict):
             raise ValueError("its header is no mapping")
         header.pop("__metadata__", None)
-        if sum(one["data_offsets"][1] - one["data_offsets"][0] for one in header.values()) > len(held) - start:
+        if sum(max(0, one["data_offsets"][1] - one["data_offsets"][0]) for one in header.values()) > len(held) - start:
             raise ValueError("its tensors overlap, or the file is shorter than its header says")
         return {name: _tensor(held, start, **one) for name, one in header.items()}
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, RecursionError) as error:
