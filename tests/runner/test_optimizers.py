@@ -259,3 +259,33 @@ def test_a_description_has_each_groups_options_and_neither_its_parameters_nor_wh
 def test_on_cuda_fused_where_there_are_kernels_and_foreach_elsewhere() -> None:
     found = {name: implementation(build({"_target_": f"torch.optim.{name}"}, network().cuda())["train"]) for name in ("SGD", "AdamW", "Adagrad", "Adadelta")}
     assert found == {"SGD": "fused", "AdamW": "fused", "Adagrad": "foreach", "Adadelta": "foreach"}
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_parameter_whose_first_gradient_comes_later_begins_its_momentum_then(nesterov: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    options = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
+    made = build(sgd(**options), layers[0])["train"]
+    torchs = torch.optim.SGD(layers[1].parameters(), lr=made.param_groups[0]["lr"], foreach=False, fused=False, **options)
+    assert implementation(made) == "fused"
+    for step in range(4):
+        images = torch.randn(5, 3)
+        for each, optimizer in zip(layers, (made, torchs), strict=True):
+            optimizer.zero_grad()
+            output = each[0](images)
+            (each[1](output) if step in (1, 3) else output).square().sum().backward()
+            optimizer.step()
+    for mine, theirs in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_with_dampening_it_is_refused_with_what_helps() -> None:
+    layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    made = build(sgd(momentum=0.9, dampening=0.5), layers)["train"]
+    layers[0](torch.ones(1, 3)).sum().backward()
+    made.step()
+    layers[1](torch.ones(1, 3)).sum().backward()
+    with pytest.raises(ConfigError, match=r"optimizer\.fused=false"):
+        made.step()
