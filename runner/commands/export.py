@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     to = [name for name in _kinds(args.to) if name != "safetensors"]
     for option in ("tolerance", "most_lost"):
         if not 0 <= getattr(args, option) < 1:
-            raise ConfigError(Problem(f"--{option.replace('_', '-')}", "is not a share", getattr(args, option), "a number from 0 to 1"))
+            raise ConfigError(Problem(f"--{option.replace('_', '-')}", "is not a share", getattr(args, option), "a number from 0, and below 1"))
     require_writable("--out", args.out)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)

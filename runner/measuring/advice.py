@@ -128,7 +128,8 @@ def _of_model(run: Run, cores: int) -> Iterator[str]:
     cfg, cuda = run.config, run.strategy.device.type == "cuda"
     if cuda and cfg.precision.get("dtype") == "float32":
         yield "precision=bf16"
-    if str(cfg.compile.mode) == "off":
+    refused = cfg.activation_checkpointing or cfg.reproducibility.level == "portable" or not run.strategy.compiles
+    if str(cfg.compile.mode) == "off" and not refused:
         yield "compile=default"
     if str(cfg.memory_format) == "contiguous" and any(isinstance(one, nn.Conv2d) for one in run.model.modules()):
         yield "memory_format=channels_last"
