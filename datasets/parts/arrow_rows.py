@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,8 @@ def _split(name: str) -> str:
 def _saved(state: Path) -> list[Path]:
     try:
         names = [Path(one["filename"]).name for one in json.loads(read_text(state))["_data_files"]]
+        if not names or len({*names}) < len(names) or any("\0" in name for name in names):
+            raise ValueError("its files are none, or one twice, or not names of files")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(Problem(str(state), f"is damaged: {type(error).__name__}: {first_line(error)}", expected="what save_to_disk wrote")) from None
     return [state.parent / name for name in names]
@@ -103,23 +105,48 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
             with parquet.ParquetFile(file) as opened:
                 _require(columns, opened.schema_arrow.names, file)
                 ROWS.check(file, opened.metadata.num_rows)
-                batches, size = list[Any](), 0
-                for batch in opened.iter_batches(_ROWS_AT_ONCE, columns=list(dict.fromkeys(columns.values()))):
-                    batches.append(batch)
-                    size += batch.nbytes
-                    BYTES.check(file, size)  # a value that is repeated stands in the file once
-                return pa.Table.from_batches(batches, opened.schema_arrow if not batches else None)
+                asked = list(dict.fromkeys(columns.values()))
+                return _table(opened.iter_batches(_ROWS_AT_ONCE, columns=asked), opened.schema_arrow, asked, file)
         mapped = pa.memory_map(str(file))
         try:
-            table = pa.ipc.open_stream(mapped).read_all()
+            opened = pa.ipc.open_stream(mapped)
+            batches: Iterable[Any] = opened
         except pa.ArrowInvalid:
-            table = pa.ipc.open_file(mapped).read_all()
-        _require(columns, table.schema.names, file)
-        return table.select(list(dict.fromkeys(columns.values())))
+            opened = pa.ipc.open_file(mapped)
+            batches = map(opened.get_batch, range(opened.num_record_batches))
+        _require(columns, opened.schema.names, file)
+        return _table(batches, opened.schema, list(dict.fromkeys(columns.values())), file)
     except OSError as error:
         raise DataError(Problem(str(file), f"cannot be read: {error.strerror or first_line(error)}", expected=_EXPECTED)) from None
     except pa.ArrowException as error:
         raise DataError(Problem(str(file), f"is damaged, or holds no table: {first_line(error)}", expected=_EXPECTED)) from None
+
+
+def _table(batches: Iterable[Any], schema: Any, columns: Sequence[str], file: Path) -> Any:
+    """The columns of all batches: a value that is repeated, or none at all, stands in the file once, so the file's size says nothing of what it unpacks to."""
+    import pyarrow as pa
+
+    found, rows, size = list[Any](), 0, 0
+    for batch in batches:
+        rows += batch.num_rows
+        ROWS.check(file, rows)
+        held = batch.select(columns)
+        size += sum(map(_unpacked, held.columns))
+        BYTES.check(file, size)
+        held.validate(full=True)  # offsets may lead out of the buffer
+        found.append(held)
+    return pa.Table.from_batches(found, pa.schema([schema.field(name) for name in columns], schema.metadata))
+
+
+def _unpacked(column: Any) -> int:
+    """The bytes of a column once each row has its own value."""
+    from pyarrow import compute, types
+
+    if not hasattr(column, "dictionary"):
+        return column.nbytes
+    values = column.dictionary
+    lengths = compute.binary_length(values) if types.is_string(values.type) or types.is_binary(values.type) else None
+    return (compute.sum(lengths.take(column.indices)).as_py() or 0) if lengths is not None else values.nbytes * len(column)
 
 
 def _require(columns: Mapping[str, str], names: Sequence[str], file: Path) -> None:

@@ -12,7 +12,7 @@ import torchvision.io  # registers the decoders
 from PIL import ImageSequence
 from torch import Tensor
 
-from samewise.datasets.parts.decode import open_image, pixels_of, require_modest_tiles, require_no_excess, unpacked
+from samewise.datasets.parts.decode import DAMAGED, open_image, pixels_of, require_modest_tiles, require_no_excess, unpacked
 from samewise.datasets.parts.limits import PIXELS, read_bytes
 from samewise.runner.errors import DataError, Problem
 
@@ -39,7 +39,7 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
         image = torch.from_numpy(_floats(_array(raw, name, channels), name))
     except DataError:
         raise
-    except (OSError, ValueError, SyntaxError, RuntimeError, EOFError) as error:
+    except (*DAMAGED, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         expected = "an .npy array, or a TIFF, PNG or other image; other TIFFs, of five channels and more in one page say, converted to .npy"
         raise DataError(Problem(name, f"cannot be read as an image: {reason.splitlines()[0] if reason else type(error).__name__}", expected=expected)) from None

@@ -35,6 +35,9 @@ _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 _SLACK = 1 << 16
 """Bytes that a small PNG may have beyond its pixels."""
 
+DAMAGED = (ValueError, OSError, SyntaxError, EOFError, KeyError, TypeError, IndexError, AttributeError, struct.error)
+"""What Pillow raises for files that are damaged."""
+
 _PNG_HEADER = 33
 """Bytes of a PNG's signature and first chunk."""
 
@@ -64,7 +67,7 @@ def read_image(path: str | os.PathLike[str], *, mode: Mode = "rgb") -> Tensor:
         return decode(raw, mode=mode, name=os.fspath(path))
     except DataError:
         raise
-    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except (*DAMAGED, Image.DecompressionBombError) as error:
         expected = "an image: a JPEG, PNG, BMP, PPM, TIFF or WebP file"
         if other := another_kind(path, "image"):
             raise DataError(Problem(os.fspath(path), f"is {other}, not an image", expected=expected)) from None
