@@ -92,7 +92,7 @@ def ctc(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tens
 
     Args:
         log_probs: float32[B, T, K], normalised over K; class 0 is the blank.
-        lengths: int64[B], valid frames, at least one.
+        lengths: int64[B], valid frames.
         target: int64[B, U].
         target_lengths: int64[B].
         gradient: Whether the gradient is wanted.
@@ -115,9 +115,11 @@ def launch(log_probs: Tensor, lengths: Tensor, target: Tensor, target_lengths: T
     alphas, betas = (torch.empty(batch, most_frames, size, device=log_probs.device) for _ in range(2))
     losses = torch.empty(batch, device=log_probs.device)
     frames, states = lengths.int(), (2 * target_lengths + 1).int()
+    heard = frames.clamp(min=1)  # one without frames is passed over as if it had one, and put right below
     log_probs = log_probs.contiguous()
     warps = max(1, min(16, size // 64))
-    passes[(batch,)](log_probs, labels, skips, frames, states, alphas, betas, losses, most_frames, classes, SIZE=size, NEVER=_NEVER, num_warps=warps)
+    passes[(batch,)](log_probs, labels, skips, heard, states, alphas, betas, losses, most_frames, classes, SIZE=size, NEVER=_NEVER, num_warps=warps)
+    losses = torch.where(frames > 0, losses, torch.where(target_lengths > 0, -_NEVER, 0.0))
     possible = ~(losses > -0.1 * _NEVER)  # NaN is left for who checks what is finite
     found = torch.empty(log_probs.shape if gradient else 0, device=log_probs.device)
     if gradient:

@@ -37,6 +37,9 @@ for batch, frames, labels, classes in ((5, 30, 6, 9), (3, 12, 1, 2), (2, 40, 17,
 short = torch.randn(2, 4, 3).log_softmax(2)
 found, gradient = launch(short, torch.tensor([2, 4]), torch.tensor([[1, 1], [1, 2]]), torch.tensor([2, 2]), True)
 assert found[0] == torch.inf and found[1].isfinite() and not gradient[0].any()
+silent = launch(short, torch.tensor([0, 0]), torch.tensor([[1, 1], [1, 2]]), torch.tensor([0, 2]), True)
+expected = F.ctc_loss(short.transpose(0, 1), torch.tensor([[1, 1], [1, 2]]), torch.tensor([0, 0]), torch.tensor([0, 2]), reduction="none")
+assert torch.equal(silent[0], expected) and expected.tolist() == [0.0, torch.inf] and not silent[1].any()
 short[1, 1, 1] = torch.nan
 assert launch(short, torch.tensor([4, 4]), torch.tensor([[1, 2], [1, 2]]), torch.tensor([2, 2]), True)[0].isnan().tolist() == [False, True]
 print(*worst)
