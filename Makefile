@@ -38,7 +38,7 @@ test-slow: install ## run the slower tests that CI runs too; some install packag
 test-all: install ## run all tests
 	$(PYTEST) $(APART)
 
-bench: install ## measure, as ratios: a step, other runners (those of the extra `bench`), settings, data, start-up, sweeps (half an hour on two quiet cores)
+bench: install ## measure, as ratios: a step, other runners (those of the extra `bench`), settings, data, start-up, sweeps
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
 
 mutants: install ## plant small faults, one at a time, and count those that the default tests find (an hour on two cores; SHARE=0.2 tries a fifth)
@@ -47,7 +47,7 @@ mutants: install ## plant small faults, one at a time, and count those that the 
 faults: install ## strike N trainings (100) by kills, failing disks, jumping clocks and lying servers; nothing may be lost or differ (needs gcc)
 	$(BIN)/python tests/faults/campaign.py --trials $(or $(N),100) --jobs $(JOBS) --seed $(or $(SEED),0)
 
-gpu: install ## on a machine with a GPU: its tests, bits of six recipes, and speed, as a table (minutes)
+gpu: install ## on a machine with a GPU: its tests, bits of six recipes, and speed, as a table
 	$(BIN)/python tests/gpu/day.py
 
 lint: install ## check style, format, and that imports run one way

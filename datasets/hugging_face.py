@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.parts.arrow_rows import tables
 from samewise.datasets.parts.audio_files import read_audio
-from samewise.datasets.parts.decode import Mode, decode
+from samewise.datasets.parts.decode import DAMAGED, Mode, decode
 from samewise.datasets.parts.image_files import spaced_indices
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import in_split
@@ -70,9 +70,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         places = list(range(self._table.num_rows))
         own = {one: share for one, share in shares.items() if one not in found}
         if split not in found or (split == "train" and any(own.values())):
-            texts = (
-                [str(one) for one in self._table.column(id).to_pylist()] if id else [blake2b(self._encoded(at), digest_size=16).hexdigest() for at in places]
-            )
+            texts = [str(one) for one in self._table.column(id).to_pylist()] if id else [self._digest(at) for at in places]
             chosen = set(in_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
             places = [at for at in places if texts[at] in chosen]
         self._places = places
@@ -150,7 +148,7 @@ class HuggingFaceImages(_Rows):
     def __getitem__(self, index: int) -> dict[str, Any]:
         try:
             image: Tensor = decode(self._bytes(index), mode=self._mode, name=self.named(index))
-        except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        except (*DAMAGED, Image.DecompressionBombError) as error:
             raise DataError(Problem(self.named(index), f"is not an image, or is damaged: {type(error).__name__}")) from None
         return {"image": image if self._transform is None else self._transform(image), "label": int(self._labels[index])}
 

@@ -125,7 +125,7 @@ def _batch_size(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str
 
     largest = args.largest or run.strategy.device.type == "cuda"
     tried = batch_size.find(run, steps=args.steps, largest=largest, memory=round(args.memory * 1e9) if args.memory else None, tell=tell)
-    found = batch_size.suggest(tried)
+    found = batch_size.suggest(tried, samples=run.plan.samples)
     return found, {"batch_size": found["batch_size"]}
 
 

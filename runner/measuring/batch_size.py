@@ -11,17 +11,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 
 from samewise.runner.errors import Problem, TrainingError, memory_asked_for
-from samewise.runner.measuring.trying import SetRate, Trial, require_one_process
+from samewise.runner.measuring.trying import NEAR, SetRate, Trial, require_one_process
 from samewise.runner.training.memory import in_words
 from samewise.runner.training.run import Run
 
 _SHARE = 0.8
 """Of the memory that is free, how much a step may take on the CPU, where more than there is ends the process without a word."""
-_NEAR = 0.03
-"""Within this of the fastest is as fast."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,12 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
     return [tried[size] for size in sorted(tried)]
 
 
-def suggest(tried: list[Size]) -> dict[str, Any]:
+def suggest(tried: list[Size], *, samples: int) -> dict[str, Any]:
     """What sizes that were tried say.
+
+    Args:
+        tried: What `find` gave.
+        samples: Of the training split.
 
     Returns:
         `batch_size`, the smallest that is as fast per sample as the fastest; `reason`; `fastest`; `largest`, the largest that fits; `samples_per_s`;
@@ -108,9 +111,12 @@ def suggest(tried: list[Size]) -> dict[str, Any]:
     if not fits:
         raise TrainingError(Problem("tune batch_size", f"no batch fits: {tried[0].why if tried else 'there are too few samples'}", hint="a smaller model"))
     fastest = min(fits, key=lambda one: one.per_sample)
-    chosen = next(one for one in fits if one.per_sample <= (1 + _NEAR) * fastest.per_sample)
+    chosen = next(one for one in fits if one.per_sample <= (1 + NEAR) * fastest.per_sample)
     refused = next((one for one in tried if not one.fits), None)
-    reason = f"{chosen.per_sample:.3g} ms a sample, the least there is within {_NEAR:.0%}, and larger batches make fewer steps of the same samples"
+    epoch = max(1, samples // chosen.batch_size)
+    reason = f"{chosen.per_sample:.3g} ms a sample, the least there is within {NEAR:.0%}, and larger batches make fewer steps of the same samples"
+    reason += f": here {epoch:,} step{'s' * (epoch > 1)} an epoch of {samples:,}"
+    reason += "; twice as many are more than there are to train on" if not refused and 2 * fits[-1].batch_size > samples else ""
     reason += f"; the largest that fits is {fits[-1].batch_size}: {refused.batch_size} {refused.why}" if refused else ""
     return {
         "batch_size": chosen.batch_size,
@@ -126,7 +132,7 @@ def suggest(tried: list[Size]) -> dict[str, Any]:
 def _stalls(tried: list[Size]) -> bool:
     """Whether the last two doublings have made a sample no faster."""
     best = [min(one.per_sample for one in tried[:end]) for end in range(1, len(tried) + 1)]
-    return len(best) > 3 and best[-1] > (1 - _NEAR) * best[-3]
+    return len(best) > 3 and best[-1] > (1 - NEAR) * best[-3]
 
 
 def _tried(run: Run, trial: Trial, size: int, steps: int) -> Size:
@@ -168,8 +174,7 @@ def taken() -> int:
 
 def free_memory() -> int:
     """The bytes that programs can still have, of the machine or of this process's control group."""
-    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(told["MemAvailable"].split()[0]) * 1024
+    free = psutil.virtual_memory().available
     for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
         files = Path("/sys/fs/cgroup") / limit, Path("/sys/fs/cgroup") / used
         if all(file.is_file() for file in files) and (text := files[0].read_text().strip()).isdecimal():

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from samewise.runner.measuring.trying import SetRate, Trial, require_one_process
+from samewise.runner.measuring.trying import NEAR, SetRate, Trial, require_one_process
 from samewise.runner.training.run import Run
 
-_NEAR = 0.03
-"""Within this of the fastest is as fast."""
 _ROUNDS = 2
 
 
@@ -74,11 +72,11 @@ def suggest(tried: list[Loading], *, cuda: bool) -> dict[str, Any]:
         `num_workers`, `prefetch_factor`, `pin_memory`: the fewest workers, then the least made ahead, among the fastest; `reason`; `tried`.
     """
     fastest, alone = min(one.ms for one in tried), next(one for one in tried if not one.num_workers)
-    chosen = min((one for one in tried if one.ms <= (1 + _NEAR) * fastest), key=lambda one: (one.num_workers, one.prefetch_factor, one.ms))
+    chosen = min((one for one in tried if one.ms <= (1 + NEAR) * fastest), key=lambda one: (one.num_workers, one.prefetch_factor, one.ms))
     if chosen.num_workers:
         reason = f"a step takes {chosen.ms:.4g} ms with {chosen.num_workers} worker{'s' * (chosen.num_workers > 1)}, and {alone.ms:.4g} ms without"
     else:
-        reason = f"a step takes {alone.ms:.4g} ms without workers, and none of the others makes it faster by more than {_NEAR:.0%}"
+        reason = f"a step takes {alone.ms:.4g} ms without workers, and none of the others makes it faster by more than {NEAR:.0%}"
     reason += "" if cuda else "; loader.pin_memory has no effect on the CPU"
     return {
         "num_workers": chosen.num_workers,

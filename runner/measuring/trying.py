@@ -21,6 +21,9 @@ from samewise.runner.training.progress import Progress
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, state_of
 
+NEAR = 0.03
+"""Within this of the fastest is as fast."""
+
 
 class SetRate:
     """A run's schedule whose learning rate is another: that of each parameter group in the same proportion.

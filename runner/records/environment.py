@@ -20,9 +20,14 @@ from samewise.runner.secrets import SECRET_FILES, redact, without_keys
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
 """The packages whose version can change a result."""
 PACKAGES = ("samewise", *NUMERIC, "hydra-core", "omegaconf", "mlflow", "torchmetrics", "scikit-learn")
+_OF_KERNELS = (
+    *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "DISABLE_ADDMM_CUDA_LT", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "TORCH_CUDNN_V8_API_DISABLED", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+)
+"""By which libraries on CUDA choose their kernels, and so the order in which they add."""
 VARIABLES = (
-    *("ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "MKL_CBWR", "MKL_NUM_THREADS"),
-    *("NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTHONHASHSEED"),
+    *("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "MKL_CBWR", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTHONHASHSEED"),
+    *_OF_KERNELS,
 )
 """Those recorded where they are set."""
 
@@ -168,13 +173,6 @@ def _device(device: torch.device) -> dict[str, Any]:
         "multiprocessors": facts.multi_processor_count,
         "variables": {name: os.environ[name] for name in _OF_KERNELS if name in os.environ},
     }
-
-
-_OF_KERNELS = (
-    *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "DISABLE_ADDMM_CUDA_LT", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT"),
-    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "TORCH_CUDNN_V8_API_DISABLED", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
-)
-"""By which libraries on CUDA choose their kernels, and so the order in which they add."""
 
 
 def _cublas(cuda: str | None) -> tuple[str, ...]:

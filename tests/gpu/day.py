@@ -1,4 +1,4 @@
-"""All that a machine with a GPU can tell of samewise, as one table: the gpu tests, bits, and speed. `make gpu`; minutes, no network.
+"""All that a machine with a GPU can tell of samewise, as one table: the gpu tests, bits, and speed. `make gpu`; no network.
 
 Each row is a behaviour that only a device can show, and says what came of it: "same bits", where two trainings part, or why it failed. The exit code is 1
 where a row failed or bits differed that should not. `--device cpu --only bits` tries the script itself where there is no GPU.
@@ -59,17 +59,17 @@ class Trainings:
         self.place, self.device = place, device
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT / ".package"), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-    def command(self, name: str, recipe: str, *overrides: str) -> list[str]:
+    def command(self, name: str, recipe: str, *overrides: str, samewise: tuple[str, ...] = ("-m", "samewise")) -> list[str]:
         given = [f"experiment={RECIPES[recipe]}", *TINY, f"device={self.device}", f"run_root={self.place / name}", *overrides]
-        return [sys.executable, "-m", "samewise", "train", *given]
+        return [sys.executable, *samewise, "train", *given]
 
-    def train(self, name: str, recipe: str, *overrides: str, before: tuple[str, ...] = ()) -> Path:
-        """The run's folder.
+    def train(self, name: str, recipe: str, *overrides: str, **how: tuple[str, ...]) -> Path:
+        """The run's folder. `samewise=(FILE,)` starts that in the place of samewise.
 
         Raises:
             RuntimeError: it failed; with the last lines that it said.
         """
-        done = subprocess.run([*before, *self.command(name, recipe, *overrides)[len(before) and 1 :]], env=self.environment, capture_output=True, text=True)
+        done = subprocess.run(self.command(name, recipe, *overrides, **how), env=self.environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(" / ".join(done.stderr.strip().splitlines()[-2:]))
         return self.folder(name)
@@ -130,7 +130,7 @@ def nearly_full(trainings: Trainings) -> tuple[str, bool]:
     """The same training where little memory is left: the same bits, or a warning that says why not."""
     free = trainings.train("full_a", "classification", "precision=bf16")
     try:
-        full = trainings.train("full_b", "classification", "precision=bf16", before=(sys.executable, str(FILL)))
+        full = trainings.train("full_b", "classification", "precision=bf16", samewise=(str(FILL),))
     except RuntimeError as error:
         return f"refused: {error}", "memory" in str(error)
     return trainings.compared(free, full)
@@ -148,8 +148,8 @@ def carried_out(check: str, carry_out: Callable[[], tuple[str, bool]]) -> Row:
     began = time.perf_counter()
     try:
         said, good = carry_out()
-    except RuntimeError as error:
-        said, good = f"failed: {error}", False
+    except Exception as error:  # whatever one check meets, the others are carried out
+        said, good = f"failed: {type(error).__name__}: {error}", False
     row = Row(check, said, good, time.perf_counter() - began)
     print(f"{'ok' if row.good else 'NO':<3} {row.check:<66} {row.said}  ({row.seconds:.0f} s)", flush=True)
     return row

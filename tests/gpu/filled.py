@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sys
 
 import torch
 
@@ -11,6 +10,4 @@ LEFT = 600 * 2**20
 
 free, _ = torch.cuda.mem_get_info()
 held = torch.empty(max(free - LEFT, 0), dtype=torch.uint8, device="cuda")
-sys.argv = sys.argv[3:] if sys.argv[1:3] == ["-m", "samewise"] else sys.argv
-sys.argv.insert(0, "samewise")
 runpy.run_module("samewise", run_name="__main__")

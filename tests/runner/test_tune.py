@@ -178,11 +178,13 @@ def test_a_batch_that_would_exceed_the_bound_is_not_tried() -> None:
 
 def test_of_batch_sizes_as_fast_the_smallest_is_suggested() -> None:
     sizes = [batch_size.Size(8, 8.0), batch_size.Size(16, 8.0), batch_size.Size(32, 15.9), batch_size.Size(64, 33.0), batch_size.Size(128, why="no")]
-    found = batch_size.suggest(sizes)
+    found = batch_size.suggest(sizes, samples=100)
+    assert "here 6 steps an epoch of 100; the largest that fits is 64" in found["reason"]
+    assert "here 1 step an epoch of 30; twice as many are more than there are to train on" in batch_size.suggest(sizes[:2], samples=30)["reason"]
     assert (found["batch_size"], found["fastest"], found["largest"], found["is_largest"]) == (16, 32, 64, True)
     assert found["samples_per_s"] == pytest.approx(2000)
     with pytest.raises(TrainingError, match="no batch fits"):
-        batch_size.suggest([batch_size.Size(8, why="no")])
+        batch_size.suggest([batch_size.Size(8, why="no")], samples=100)
 
 
 def test_of_loader_settings_as_fast_the_fewest_workers_are_suggested() -> None:
@@ -235,7 +237,7 @@ with rehearsed(compose(sys.argv[1:], project=Project(Path.cwd(), ("lab_of_tuning
     has = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:"))) * 1024
     resource.setrlimit(resource.RLIMIT_AS, (has + 400 * 2**20,) * 2)
     tried = batch_size.find(run, steps=1, largest=True, memory=None, tell=lambda one: None)
-    found = batch_size.suggest(tried)
+    found = batch_size.suggest(tried, samples=96)
 print(found["largest"], found["is_largest"])
 """
 
