@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-for _name in ("drops", "jobs", "portable_runs", "reachable", "resuming_space", "resuming", "small_runs"):
+for _name in ("drops", "exported", "jobs", "portable_runs", "reachable", "resuming_space", "resuming", "small_runs"):
     _spec = importlib.util.spec_from_file_location(f"samewise_runner_{_name}", Path(__file__).with_name(f"{_name}.py"))
     assert _spec is not None
     assert _spec.loader is not None

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from samewise_runner_exported import TINY
 
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
-TINY = ["debug=tiny", "max_steps=2", "evaluate.pictures=false", "tracking=none"]
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 

@@ -1,0 +1,17 @@
+"""What tests of exports share: a small experiment, and what `samewise verify` says of an export's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TINY = ["debug=tiny", "max_steps=2", "evaluate.pictures=false", "tracking=none"]
+
+
+def verified(samewise: Callable[..., Any], folder: Path, code: int, *options: str) -> dict[str, dict[str, Any]]:
+    """By format, what it says of that in Python; `code` is the exit code that is expected."""
+    done = samewise("verify", folder, "--json", *options)
+    assert done.returncode == code, done.stderr
+    return {one["format"]: one for one in json.loads(done.stdout)["formats"] if one["language"] == "Python"}
