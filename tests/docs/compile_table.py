@@ -5,7 +5,7 @@ python tests/docs/compile_table.py --write         put it into the page
 python tests/docs/compile_table.py classification  print the line of this recipe
 
 A step is taken with and without, from the same state, and looked at closely, as `samewise verify` does. Where the bits differ, the modules of the model are
-compiled one by one, in the order in which they are called, on what they are given without: the first that differs is named. Compiling takes long: half an hour.
+compiled one by one, in the order in which they are called, on what they are given without: the first that differs is named. Six minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,7 @@ RECIPES = {
     "speech_recognition": ("experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"),
     "separation": ("experiment=conv_tasnet_spoken_digits",),
     "vocoder": ("experiment=wavernn_spoken_digits",),
-    "adversarial": ("experiment=gan_digits",),
+    "adversarial": ("experiment=gan_digits", "~callbacks.ema", "evaluate.monitor=valid/energy_distance"),
 }
 ALWAYS = ("debug=tiny", "device=cpu", "tracking=none", "callbacks=none", "evaluate.pictures=false", "loader.num_workers=0", "max_steps=40")
 COLUMNS = {"compile=default": ("compile=default",), "compile=max": ("compile=max",), "memory_format=channels_last": ("memory_format=channels_last",)}
@@ -171,7 +172,8 @@ def _in_a_process(recipe: str, options: Sequence[str]) -> str:
     if done.returncode == 0:
         return done.stdout.splitlines()[-1]
     said = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
-    return (said[-1] if said else f"fails: {done.stderr.strip().splitlines()[-1]}").replace("|", "\\|")[:240]
+    message = said[-1] if said else f"fails: {done.stderr.strip().splitlines()[-1]}"
+    return re.sub(r"[^\s(]*/site-packages/", "", message).replace("|", "\\|")[:240]
 
 
 def main() -> int:
