@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.digits import Digits
 from samewise.datasets.parts.annotated_images import annotated_sample
+from samewise.datasets.parts.generated import generator_of
 from samewise.runner.errors import ConfigError, Problem
 
 _TRIES = 20
@@ -64,7 +65,7 @@ class DigitsOnCanvas(Dataset[dict[str, Any]]):
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        drawn = self._generator(index)
+        drawn = generator_of(f"{self._key} {index}")
         height, width = self._shape(drawn)
         canvas = torch.randint(0, 80, (3, height, width), generator=drawn, dtype=torch.uint8)
         boxes: list[list[int]] = []
@@ -82,18 +83,13 @@ class DigitsOnCanvas(Dataset[dict[str, Any]]):
 
     def aspect_ratios(self) -> Tensor:
         """float64[N]: width / height of each canvas, without drawing it."""
-        shapes = [self._shape(self._generator(index)) for index in range(len(self))]
+        shapes = [self._shape(generator_of(f"{self._key} {index}")) for index in range(len(self))]
         return torch.tensor([width / height for height, width in shapes], dtype=torch.float64)
 
     def fingerprint(self) -> str:
         """32 hex digits of what the canvases are made of."""
         what = (self._digits.fingerprint(), self._key, self._length, self._height, self._width, self._most, self._smallest, self._largest, self._turned)
         return blake2b(repr(what).encode(), digest_size=16).hexdigest()
-
-    def _generator(self, index: int) -> torch.Generator:
-        made = torch.Generator()
-        made.manual_seed(int.from_bytes(blake2b(f"{self._key} {index}".encode(), digest_size=8).digest(), "little"))
-        return made
 
     def _shape(self, drawn: torch.Generator) -> tuple[int, int]:
         """(height, width): the first thing that is drawn."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import final
 
 import torch
 from torch import Tensor
 
+from samewise.datasets.parts.generated import generator_of
 from samewise.datasets.parts.in_memory import InMemoryImages, Transform
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import require_positive
 
 _CELLS = 4
 
@@ -44,33 +44,18 @@ class GeneratedClassification(InMemoryImages):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
-        for name, value in (
-            ("size", size),
-            ("channels", channels),
-            ("num_classes", num_classes),
-            ("length", length),
-            ("frames", 1 if frames is None else frames),
-        ):
-            if value < 1:
-                raise ConfigError(Problem(name, "must be at least 1", value))
+        require_positive({"size": size, "channels": channels, "num_classes": num_classes, "length": length, "frames": 1 if frames is None else frames})
         labels = torch.arange(length) % num_classes
         patterns = _patterns(seed, num_classes=num_classes, channels=channels, size=size)
         if frames is not None:
             patterns = patterns[:, None]
-        noise = torch.randint(
-            0, 128, (length, *((frames,) if frames else ()), channels, size, size), generator=_generator(seed, f"noise {split}"), dtype=torch.uint8
-        )
+        shape = (length, *((frames,) if frames else ()), channels, size, size)
+        noise = torch.randint(0, 128, shape, generator=generator_of(f"{seed} noise {split}"), dtype=torch.uint8)
         super().__init__(patterns[labels] + noise, labels, classes=[f"pattern {number}" for number in range(num_classes)], transform=transform)
 
 
 def _patterns(seed: int, *, num_classes: int, channels: int, size: int) -> Tensor:
     """uint8[num_classes, channels, size, size], from 0 to 127: the cells of a 4x4 grid, enlarged."""
-    cells = torch.randint(0, 128, (num_classes, channels, _CELLS, _CELLS), generator=_generator(seed, "patterns"), dtype=torch.uint8)
+    cells = torch.randint(0, 128, (num_classes, channels, _CELLS, _CELLS), generator=generator_of(f"{seed} patterns"), dtype=torch.uint8)
     place = torch.arange(size) * _CELLS // size
     return cells[:, :, place][:, :, :, place]
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    made = torch.Generator()
-    made.manual_seed(int.from_bytes(blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little"))
-    return made

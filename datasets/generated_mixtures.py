@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any, final
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import Dataset
 
+from samewise.datasets.parts.generated import Generated, triangle_wave
 from samewise.runner.errors import ConfigError, Problem
 
 _TICKS = 1 << 20
@@ -16,7 +15,7 @@ _TICKS = 1 << 20
 
 
 @final
-class GeneratedMixtures(Dataset[dict[str, Any]]):
+class GeneratedMixtures(Generated):
     """Samples `{"mixture": float32[T], "sources": float32[S, T], "length": T, "name": str}`.
 
     A voice is triangle waves of 50 to 100 ms, each at a frequency of its own within the voice's octave; the bands of neighbouring voices are two octaves
@@ -32,24 +31,14 @@ class GeneratedMixtures(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, *, length: int = 128, seconds: float = 0.5, num_speakers: int = 2, sample_rate: int = 8000, split: str = "train", seed: int = 0) -> None:
-        if length < 1:
-            raise ConfigError(Problem("dataset.length", "must be at least 1", length))
+        super().__init__(length, f"mixture {seed} {split}")
         if not 2 <= num_speakers <= 4:
             raise ConfigError(Problem("dataset.num_speakers", "must be between 2 and 4", num_speakers))
         self.sample_rate = sample_rate
-        self._length = length
         self._frames = max(4, round(seconds * sample_rate))
         self._count = num_speakers
-        self._name = f"{seed} {split}"
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < self._length:
-            raise IndexError(index)
-        draw = Generator()
-        draw.manual_seed(int.from_bytes(blake2b(f"mixture {self._name} {index}".encode(), digest_size=8).digest(), "little"))
+    def make(self, index: int, draw: Generator) -> dict[str, Any]:
         frames = int(torch.randint(self._frames * 3 // 4, self._frames + 1, (), generator=draw))
         voices = torch.randperm(self._count, generator=draw).tolist()
         sources = torch.stack([self._voice(voice, frames, draw) for voice in voices])
@@ -61,8 +50,8 @@ class GeneratedMixtures(Dataset[dict[str, Any]]):
         while made < frames:
             length = self.sample_rate * int(torch.randint(50, 101, (), generator=draw)) // 1000
             frequency = lowest + int(torch.randint(lowest, (), generator=draw))
-            phase = torch.arange(length) * frequency * _TICKS // self.sample_rate % _TICKS
+            phase = torch.arange(length) * frequency * _TICKS // self.sample_rate
             loud = int(torch.randint(2000, 4001, (), generator=draw))
-            parts.append(((phase - _TICKS // 2).abs() - _TICKS // 4) * loud // (_TICKS // 4))
+            parts.append(triangle_wave(phase, ticks=_TICKS, amplitude=loud))
             made += length
         return torch.cat(parts)[:frames].to(torch.float32) / 32768

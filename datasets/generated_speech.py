@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from samewise.datasets.parts.generated import Generated, triangle_wave
 from samewise.datasets.parts.utterances import LETTERS, sample
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_positive
 
 _TICKS = 1 << 20
 """Fractions of a period that are distinguished."""
 
 
 @final
-class GeneratedSpeech(Dataset[dict[str, Any]]):
+class GeneratedSpeech(Generated):
     """Samples `{"waveform": float32[T], "length": T, "transcript": str, "name": str}`: words of random letters, spelled as tones.
 
     A letter is a triangle wave of 40 to 80 ms between 300 Hz and 3 kHz, a space a pause, all under a little noise; a small network learns
@@ -45,26 +44,16 @@ class GeneratedSpeech(Dataset[dict[str, Any]]):
         split: str = "train",
         seed: int = 0,
     ) -> None:
-        for name, value in (("length", length), ("sample_rate", sample_rate), ("tones", tones)):
-            if value < 1:
-                raise ConfigError(Problem(f"dataset.{name}", "must be at least 1", value))
+        super().__init__(length, f"{seed} {split}")
+        require_positive({"dataset.sample_rate": sample_rate, "dataset.tones": tones})
         self.sample_rate = sample_rate
         self._letters = letters
         self._tones = min(tones, len(letters) - 1)
         if len(characters) != 2 or not 1 <= characters[0] <= characters[1]:
             raise ConfigError(Problem("dataset.characters", "is not an interval", list(characters), "[from, to], from 1 on"))
         self._characters = (int(characters[0]), int(characters[1]))
-        self._length = length
-        self._name = f"{seed} {split}"
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < self._length:
-            raise IndexError(index)
-        draw = torch.Generator()
-        draw.manual_seed(int.from_bytes(blake2b(f"{self._name} {index}".encode(), digest_size=8).digest(), "little"))
+    def make(self, index: int, draw: torch.Generator) -> dict[str, Any]:
         fewest, most = self._characters
         count = int(torch.randint(fewest, most + 1, (), generator=draw))
         chosen = torch.randint(len(self._letters) - self._tones, len(self._letters), (count,), generator=draw)
@@ -83,5 +72,5 @@ class GeneratedSpeech(Dataset[dict[str, Any]]):
             return torch.cat([torch.zeros(frames, dtype=torch.int64), gap])
         place = letter - (len(self._letters) - self._tones)
         frequency = 300 + 2700 * place // max(self._tones - 1, 1)
-        phase = torch.arange(frames) * frequency * _TICKS // self.sample_rate % _TICKS
-        return torch.cat([((phase - _TICKS // 2).abs() - _TICKS // 4) * 12000 // (_TICKS // 4), gap])
+        phase = torch.arange(frames) * frequency * _TICKS // self.sample_rate
+        return torch.cat([triangle_wave(phase, ticks=_TICKS, amplitude=12000), gap])

@@ -16,14 +16,13 @@ from torch.utils.data import Dataset
 
 from samewise.datasets.parts.arrow_rows import tables
 from samewise.datasets.parts.audio_files import read_audio
+from samewise.datasets.parts.classes import require_count
+from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.decode import DAMAGED, Mode, decode
-from samewise.datasets.parts.image_files import spaced_indices
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import in_split
 from samewise.datasets.parts.recordings import fitted
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
-
-_CONTENTS = 64
 
 
 class _Rows(Dataset[dict[str, Any]], abc.ABC):
@@ -75,10 +74,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
             places = [at for at in places if texts[at] in chosen]
         self._places = places
         self.classes, numbers = _numbered({name: table.column(label).to_pylist() for name, table in found.items()}, features.get(label), classes, root)
-        if num_classes is not None and len(self.classes) != num_classes:
-            shown = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
-            hint = f"set dataset.num_classes={len(self.classes)}"
-            raise DataError(Problem(root, f"has {len(self.classes)} classes ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))
+        require_count(root, self.classes, num_classes)
         of_split = numbers[split if split in found else "train"]
         self._labels = torch.tensor([of_split[at] for at in places], dtype=torch.int64)
 
@@ -107,7 +103,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
     def fingerprint(self) -> str:
         """32 hex digits of what the samples are: classes, labels, places, and the bytes of 64; the same wherever the data lie."""
         digest = blake2b(repr((self.classes, self._labels.tolist(), self._places)).encode(), digest_size=16)
-        for index in spaced_indices(len(self), _CONTENTS):
+        for index in spaced_indices(len(self), CONTENTS):
             digest.update(self._bytes(index))
         return digest.hexdigest()
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, final
 
+from samewise.datasets.parts.classes import require_count, require_known
 from samewise.datasets.parts.image_files import Cache, ImageFiles, ImageMode
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import in_split
@@ -73,7 +74,8 @@ class ImageTable(ImageFiles):
             raise DataError(Problem(str(path), "lists an image twice", twice, "a row for each image"))
         labels = dict(zip(names, (str(row[label]) for row in rows), strict=True))
         known = list(map(str, classes)) if classes is not None else _in_order(set(labels.values()))
-        _check(path, known, num_classes, labels)
+        require_known(str(path), labels, known)
+        require_count(str(path), known, num_classes)
         if split_column:
             told = {name: _SPLITS.get(str(row[split_column]).lower(), str(row[split_column]).lower()) for name, row in zip(names, rows, strict=True)}
             chosen = [name for name in names if told[name] == split]
@@ -160,14 +162,3 @@ def _relative(name: str, folder: Path) -> str:
 
 def _in_order(labels: set[str]) -> list[str]:
     return sorted(labels, key=int) if all(label.isdecimal() and label.isascii() for label in labels) else sorted(labels)
-
-
-def _check(path: Path, classes: Sequence[str], num_classes: int | None, labels: Mapping[str, str]) -> None:
-    known = set(classes)
-    unknown = next((name for name, label in labels.items() if label not in known), None)
-    if unknown is not None:
-        raise DataError(Problem(str(path), f"{unknown} is of an unknown class", labels[unknown], ", ".join(classes[:20]), nearest(labels[unknown], classes)))
-    if num_classes is not None and len(classes) != num_classes:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        hint = f"set dataset.num_classes={len(classes)}"
-        raise DataError(Problem(str(path), f"has {len(classes)} classes ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))

@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import match_audio
+from samewise.datasets.parts.classes import require_count, require_known
 from samewise.datasets.parts.keyed_split import in_split
 from samewise.datasets.parts.recordings import Cache, Recordings, fitted
-from samewise.runner.errors import DataError, Problem, nearest
+from samewise.runner.errors import DataError, Problem
 
 
 @final
@@ -59,7 +60,8 @@ class LabelledRecordings(Dataset[dict[str, Any]]):
         folder = Path(root).expanduser()
         matched = match_audio(folder, pattern, marks={"label": "class"}, expected="a folder for each class, or a dataset.pattern of your own")
         self.classes = list(classes) if classes is not None else sorted({found["label"] for found in matched.values()})
-        _check_classes(folder, self.classes, num_classes, {found["label"]: name for name, found in matched.items()})
+        require_known(str(folder), {name: found["label"] for name, found in matched.items()}, self.classes)
+        require_count(str(folder), self.classes, num_classes)
         chosen = _of_split(matched, split, shares, key, str(folder))
         self.sample_rate, self._frames, self._training = sample_rate, max(1, round(seconds * sample_rate)), split == "train"
         self._labels = torch.tensor([self.classes.index(matched[name]["label"]) for name in chosen], dtype=torch.int64)
@@ -98,14 +100,3 @@ def _of_split(matched: Mapping[str, re.Match[str]], split: str, shares: Mapping[
     hashed = {name: found.groupdict().get("group") or name for name, found in matched.items()}
     wanted = set(in_split(list(dict.fromkeys(hashed.values())), split, shares, key=key, where=where))
     return [name for name in matched if hashed[name] in wanted]
-
-
-def _check_classes(folder: Path, classes: Sequence[str], num_classes: int | None, found: Mapping[str, str]) -> None:
-    unknown = sorted(found.keys() - set(classes))
-    if unknown:
-        where, expected = str(folder / found[unknown[0]]), ", ".join(classes[:20])
-        raise DataError(Problem(where, "is of an unknown class", unknown[0], expected, nearest(unknown[0], classes)))
-    if num_classes is not None and len(classes) != num_classes:
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        hint = f"set dataset.num_classes={len(classes)}"
-        raise DataError(Problem(str(folder), f"has {len(classes)} classes ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import match_audio
+from samewise.datasets.parts.generated import generator_of
 from samewise.datasets.parts.recordings import Cache, Recordings
 from samewise.runner.errors import ConfigError, DataError, Problem
 
@@ -80,7 +81,7 @@ class SpeakerMixtures(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < self._length:
             raise IndexError(index)
-        draw = _keyed(self._seed, index) if self._fixed else torch.default_generator
+        draw = generator_of(f"mixture {self._seed} {index}") if self._fixed else torch.default_generator
         speakers = torch.randperm(len(self.speakers), generator=draw)[: self._count].tolist()
         sources = torch.stack([self._track(speaker, draw) for speaker in speakers])
         low, high = self._levels
@@ -137,9 +138,3 @@ def _require_sound(*, length: int, num_speakers: int, sample_rate: int, seconds:
         raise ConfigError(Problem("dataset.levels", "is not an interval", list(levels), "[from, to] in dB"))
     if len(pause) != 2 or not 0 <= pause[0] <= pause[1]:
         raise ConfigError(Problem("dataset.pause", "is not an interval", list(pause), "[from, to] in seconds"))
-
-
-def _keyed(seed: int, index: int) -> Generator:
-    made = Generator()
-    made.manual_seed(int.from_bytes(blake2b(f"mixture {seed} {index}".encode(), digest_size=8).digest(), "little"))
-    return made

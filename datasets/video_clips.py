@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.image_files import check_classes, class_folders, list_images, spaced_indices
+from samewise.datasets.parts.contents import CONTENTS, add_sizes, spaced_indices
+from samewise.datasets.parts.image_files import check_classes, class_folders, list_images
 from samewise.datasets.parts.limits import require_regular
 from samewise.datasets.parts.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_torchcodec, versions
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, require_positive
 
 Where = Literal["random", "centre"]
 
-_SIZES = 100_000
-_CONTENTS = 64
 _BLOCK = 1 << 16
 
 
@@ -56,9 +55,7 @@ class VideoClips(Dataset[dict[str, Any]]):
         clip: Where = "random",
         transform: Callable[[Tensor], Any] | None = None,
     ) -> None:
-        for name, value in (("frames", frames), ("stride", stride)):
-            if value < 1:
-                raise ConfigError(Problem(f"dataset.{name}", "must be at least 1", value))
+        require_positive({"dataset.frames": frames, "dataset.stride": stride})
         if clip not in ("random", "centre"):
             raise ConfigError(Problem("clip", "is not a valid clip position", clip, "random or centre"))
         require_torchcodec()  # now, not in the first worker
@@ -95,8 +92,8 @@ class VideoClips(Dataset[dict[str, Any]]):
         """32 hex digits: what decodes, classes, names, labels, sizes of the files (of up to 100,000), and the first and last 64 KiB of 64."""
         digest = blake2b(repr((versions(), self.classes, self._labels)).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
-        digest.update(repr([self.path(index).stat().st_size for index in spaced_indices(len(self), _SIZES)]).encode())
-        for index in spaced_indices(len(self), _CONTENTS):
+        add_sizes(digest, self.path, len(self))
+        for index in spaced_indices(len(self), CONTENTS):
             require_regular(self.path(index), whole=False)
             with open(self.path(index), "rb") as file:
                 digest.update(file.read(_BLOCK))

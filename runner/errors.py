@@ -9,7 +9,7 @@ import re
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,8 +129,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
         return f"did you mean '{close[0]}'?"
     if not known:
         return ""
-    shown = ", ".join(known[:12])
-    return f"one of: {shown}" + (f", and {len(known) - 12} more" if len(known) > 12 else "")
+    return f"one of: {first_few(known, 12)}"
 
 
 def same_words(name: str, known: Iterable[str]) -> list[str]:
@@ -143,6 +142,18 @@ def close(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or nothing where no name is near."""
     hint = nearest(name, known)
     return hint if hint.startswith("did you mean") else ""
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """`a, b, c, and 2 more`."""
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
+
+
+def require_positive(numbers: Mapping[str, int]) -> None:
+    """Raise a ConfigError for the first of some settings, by their paths, that is not at least 1."""
+    for path, value in numbers.items():
+        if value < 1:
+            raise ConfigError(Problem(path, "must be at least 1", value))
 
 
 def number_of(count: int, noun: str) -> str:

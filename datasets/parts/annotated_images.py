@@ -19,14 +19,12 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
+from samewise.datasets.parts.contents import add_files
 from samewise.datasets.parts.decode import read_image
-from samewise.datasets.parts.limits import add_content
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 Cache = Literal["none", "memory"]
 EmptyBoxes = Literal["refuse", "drop"]
-
-_CONTENTS = 64
 
 
 @dataclass
@@ -138,9 +136,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         digest.update(b"\0".join(self._names.tolist()))
         for packed in (self._sizes, self._numbers, self._offsets, self._boxes, self._labels, self._crowd, self._areas):
             digest.update(packed.contiguous().view(-1).numpy())
-        digest.update(repr([self.path(index).stat().st_size for index in range(len(self))]).encode())
-        for place in range(min(_CONTENTS, len(self))):
-            add_content(digest, self.path(place * len(self) // min(_CONTENTS, len(self))))
+        add_files(digest, self.path, len(self), most=len(self))
         return digest.hexdigest()
 
     def _read(self, index: int) -> Tensor:
@@ -197,8 +193,7 @@ def checked_box(box: list[float], *, where: str, width: int, height: int, empty:
 def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequence[str]) -> None:
     """Raise a DataError unless there are `count` classes, the background among them, as the config says."""
     if num_classes is not None and count != num_classes:
-        shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-        reason = f"has {count - 1} classes ({shown}), with the background {count}"
+        reason = f"has {count - 1} classes ({first_few(names, 12)}), with the background {count}"
         near = ((name, sorted(get_close_matches(name, [other for other in names if other != name], 2))) for name in names)
         asked = next((f"is '{name}' a misspelt {' or '.join(map(repr, others))}? If not, " for name, others in near if others), "")
         raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"{asked}set dataset.num_classes={count}"))

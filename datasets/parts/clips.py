@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.recordings import Recordings
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import require_positive
 
 
 class Clips(Dataset[dict[str, Any]], abc.ABC):
@@ -28,9 +28,7 @@ class Clips(Dataset[dict[str, Any]], abc.ABC):
     """
 
     def __init__(self, recordings: Recordings, *, samples: int, context: int) -> None:
-        for name, value in (("samples", samples), ("context", context)):
-            if value < 1:
-                raise ConfigError(Problem(f"dataset.{name}", "must be at least 1", value))
+        require_positive({"dataset.samples": samples, "dataset.context": context})
         self.sample_rate = recordings.sample_rate
         self._recordings = recordings
         self._samples = samples

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.channels import read_channels
+from samewise.datasets.parts.classes import require_count
+from samewise.datasets.parts.contents import add_files
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.limits import add_content
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 
@@ -28,8 +29,6 @@ ImageMode = Literal["rgb", "gray", "channels"]
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The file names that are images: torchvision's list."""
 
-_SIZES = 100_000
-_CONTENTS = 64
 _BLOCK = 256
 
 
@@ -104,9 +103,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         digest = blake2b(repr((self.classes, self._mode, *([self._channels] if self._mode == "channels" else []))).encode(), digest_size=16)
         digest.update(b"\0".join(self._names.tolist()))
         digest.update(self._labels.numpy())
-        digest.update(repr([self.path(index).stat().st_size for index in spaced_indices(len(self), _SIZES)]).encode())
-        for index in spaced_indices(len(self), _CONTENTS):
-            add_content(digest, self.path(index))
+        add_files(digest, self.path, len(self))
         return digest.hexdigest()
 
     def _read(self, index: int) -> Tensor:
@@ -184,12 +181,4 @@ def check_classes(here: Path, classes: list[str], *, num_classes: int | None) ->
     unknown = sorted(set(class_folders(here)) - set(classes))
     if unknown:
         raise DataError(Problem(str(here), "has classes that the training split does not have", unknown, f"some of: {', '.join(classes[:20])}"))
-    if num_classes is not None and len(classes) != num_classes:
-        hint = f"set dataset.num_classes={len(classes)}" if classes else "set dataset.root=FOLDER"
-        shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(Problem(str(here), f"has {len(classes)} class folders ({shown})", expected=f"{num_classes}, as dataset.num_classes says", hint=hint))
-
-
-def spaced_indices(length: int, wanted: int) -> list[int]:
-    """Up to `wanted` of the indices, evenly spaced."""
-    return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]
+    require_count(str(here), classes, num_classes, of="class folders")

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.audio_files import AudioInfo, audio_info, list_audio, read_audio
+from samewise.datasets.parts.contents import CONTENTS, spaced_indices
 from samewise.datasets.parts.limits import add_content
-from samewise.datasets.parts.recordings import Texts, spaced_indices
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.datasets.parts.recordings import Texts
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
-_CONTENTS = 64
 _HEADERS = 1_000
 """Mixtures whose headers are read before training."""
 
@@ -68,10 +68,9 @@ class MixtureFiles(Dataset[dict[str, Any]], abc.ABC):
         digest = blake2b(repr((len(self), self._mixture, self._sources, self.sample_rate, self._frames)).encode(), digest_size=16)
         digest.update(self._names.block)
         digest.update(self._names.ends)
-        for place in range(min(_CONTENTS, len(self))):
-            name = self._names[place * len(self) // min(_CONTENTS, len(self))]
+        for place in spaced_indices(len(self), CONTENTS):
             for folder in (self._mixture, *self._sources):
-                add_content(digest, self._folder / folder / name)
+                add_content(digest, self._folder / folder / self._names[place])
         return digest.hexdigest()
 
     def _info(self, part: str, name: str) -> AudioInfo:
@@ -97,6 +96,5 @@ def _listed(folder: Path, mixture: str, sources: Sequence[str], data: str) -> li
     for part in sources:
         missing = sorted(set(names) - set(list_audio(folder / part, extensions=(".wav", ".flac"))))
         if missing:
-            shown = ", ".join(missing[:3]) + (f", and {len(missing) - 3} more" if len(missing) > 3 else "")
-            raise DataError(Problem(str(folder / part), f"files of mixtures are missing: {shown}", hint="generate the data set again"))
+            raise DataError(Problem(str(folder / part), f"files of mixtures are missing: {first_few(missing, 3)}", hint="generate the data set again"))
     return names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -13,13 +12,11 @@ import torch
 from torch import Tensor
 
 from samewise.datasets.parts.audio_files import audio_info, read_audio
-from samewise.datasets.parts.limits import add_content
+from samewise.datasets.parts.contents import add_files, spaced_indices
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 Cache = Literal["none", "memory"]
 
-_CONTENTS = 64
-_SIZES = 100_000
 _HEADERS = 2_000
 """Files whose headers are read before training: tenths of a second, and all of a small data set."""
 
@@ -101,18 +98,11 @@ class Recordings:
         digest = blake2b(repr((len(self), self.sample_rate)).encode(), digest_size=16)
         digest.update(self.names.block)
         digest.update(self.names.ends)
-        digest.update(repr([os.path.getsize(self.path(index)) for index in spaced_indices(len(self), _SIZES)]).encode())
-        for index in spaced_indices(len(self), _CONTENTS):
-            add_content(digest, self.path(index))
+        add_files(digest, self.path, len(self))
         return digest.hexdigest()
 
     def _decoded(self, index: int) -> Tensor:
         return read_audio(self.path(index), sample_rate=self.sample_rate)[0]
-
-
-def spaced_indices(length: int, wanted: int) -> list[int]:
-    """Up to `wanted` of the indices, evenly spaced."""
-    return list(range(length)) if length <= wanted else [place * length // wanted for place in range(wanted)]
 
 
 def fitted(waveform: Tensor, frames: int) -> Tensor:

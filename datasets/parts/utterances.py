@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.recordings import Cache, Recordings, Texts
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 """Space, apostrophe and the alphabet: what LibriSpeech's transcripts are written with, in lower case."""
@@ -120,8 +120,8 @@ def require_files(folder: Path, names: Sequence[str], *, listed_in: str) -> None
     """Raises DataError, naming the first few, unless all files are there."""
     missing = [name for name in names if not os.path.isfile(folder / name)]
     if missing:
-        shown = ", ".join(missing[:3]) + (f", and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise DataError(Problem(str(folder), f"recordings listed in {listed_in} are missing: {shown}", hint="download the data set again"))
+        reason = f"recordings listed in {listed_in} are missing: {first_few(missing, 3)}"
+        raise DataError(Problem(str(folder), reason, hint="download the data set again"))
 
 
 def _short(text: str, longest: int = 60) -> str:

@@ -16,38 +16,35 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch
 
 
+class _Flip(ImageTransform):
+    """Choices: `flip`, bool[B]."""
+
+    moves_pixels = True
+    dimension: int
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = chance("p", p)
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        return {"flip": torch.rand(size) < self.p}
+
+    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        return torch.where(per_sample(choices["flip"], images), images.flip(self.dimension), images)
+
+
 @final
-class RandomHorizontalFlip(ImageTransform):
+class RandomHorizontalFlip(_Flip):
     """Left and right exchanged, with probability `p`. Choices: `flip`, bool[B]."""
 
-    moves_pixels = True
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = chance("p", p)
-
-    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
-        return {"flip": torch.rand(size) < self.p}
-
-    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        return torch.where(per_sample(choices["flip"], images), images.flip(-1), images)
+    dimension = -1
 
 
 @final
-class RandomVerticalFlip(ImageTransform):
+class RandomVerticalFlip(_Flip):
     """Top and bottom exchanged, with probability `p`. Choices: `flip`, bool[B]."""
 
-    moves_pixels = True
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = chance("p", p)
-
-    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
-        return {"flip": torch.rand(size) < self.p}
-
-    def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
-        return torch.where(per_sample(choices["flip"], images), images.flip(-2), images)
+    dimension = -2
 
 
 @final

@@ -15,7 +15,7 @@ import torch
 import torchaudio.functional as AF
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_positive
 from samewise.runner.interfaces import Batch, BatchTransform
 
 _SMALLEST_STD = 1e-5
@@ -77,9 +77,8 @@ class _Mel(FrontEnd):
     ) -> None:
         super().__init__(normalise=normalise)
         highest = sample_rate / 2 if f_max is None else f_max
-        for name, value in (("sample_rate", sample_rate), ("n_mels", n_mels), ("n_fft", n_fft), ("hop_length", hop_length)):
-            if value < 1:
-                raise ConfigError(Problem(f"transforms.{name}", "must be at least 1", value))
+        sizes = {"sample_rate": sample_rate, "n_mels": n_mels, "n_fft": n_fft, "hop_length": hop_length}
+        require_positive({f"transforms.{name}": value for name, value in sizes.items()})
         if not 0 <= f_min < highest <= sample_rate / 2:
             raise ConfigError(
                 Problem("transforms", "f_min and f_max are not a valid range", [f_min, highest], f"ascending, between 0 and {sample_rate / 2:g} Hz")

@@ -8,7 +8,7 @@ import torch
 import torchaudio.functional as AF
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, require_positive
 from samewise.runner.interfaces import Batch, BatchTransform
 
 
@@ -52,9 +52,7 @@ class VocoderMel(BatchTransform):
         super().__init__()
         highest = sample_rate / 2 if f_max is None else f_max
         sizes = {"sample_rate": sample_rate, "n_fft": n_fft, "win_length": win_length, "hop_length": hop_length, "n_mels": n_mels, "kernel_size": kernel_size}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(Problem(name, "must be at least 1", value))
+        require_positive(sizes)
         if win_length > n_fft:
             raise ConfigError(Problem("win_length", "is longer than the Fourier transform", win_length, f"at most n_fft, {n_fft}"))
         if kernel_size % 2 == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.errors import DataError, Problem
+from samewise.runner.errors import DataError, Problem, first_few
 
 
 def as_record(sample: Any) -> Mapping[str, Any]:
@@ -61,13 +61,6 @@ def stacked(images: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(images))
     except RuntimeError:
         sizes = list(dict.fromkeys("x".join(map(str, image.shape)) for image in images))
-    shown = ", ".join(sizes[:4]) + (f" and {len(sizes) - 4} more" if len(sizes) > 4 else "")
-    raise DataError(
-        Problem(
-            "transforms",
-            "the images of a batch differ in size (channels x height x width)",
-            shown,
-            "images of one size, after the sample transforms",
-            "crop or resize them in transforms.train.sample and transforms.eval.sample, as transforms=imagenet does",
-        )
-    )
+    reason, expected = "the images of a batch differ in size (channels x height x width)", "images of one size, after the sample transforms"
+    hint = "crop or resize them in transforms.train.sample and transforms.eval.sample, as transforms=imagenet does"
+    raise DataError(Problem("transforms", reason, first_few(sizes, 4), expected, hint))

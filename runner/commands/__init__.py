@@ -35,6 +35,12 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help="use a folder that someone else has made and that you trust; remembered for it as it is now")
 
 
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Which of a run's checkpoints."""
+    help_ = "which checkpoint to use; METRIC: one of evaluate.also (default: best)"
+    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP|METRIC", help=help_)
+
+
 def project_from(args: argparse.Namespace) -> Project:
     """The project around the current folder, with what the arguments add."""
     from samewise.runner.config import project

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.commands import add_trust
+from samewise.runner.commands import add_checkpoint, add_trust
 
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
@@ -21,12 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="best|last|STEP|METRIC",
-        help="which checkpoint to use; METRIC: one of evaluate.also (default: best)",
-    )
+    add_checkpoint(parser)
     parser.add_argument(
         "--weights", metavar="NAME", help="evaluate only the weights kept by this callback, such as ema (default: all; pictures of the trained weights)"
     )

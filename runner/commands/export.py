@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.commands import add_trust
+from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     parser.add_argument("--to", default="pt2", metavar="FORMATS", help=f"one or more of {', '.join(KINDS)}, with commas (default: pt2)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write; one with something in it is not overwritten")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="best|last|STEP|METRIC",
-        help="which checkpoint to use; METRIC: one of evaluate.also (default: best)",
-    )
+    add_checkpoint(parser)
     parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
     parser.add_argument("--module", metavar="NAME", help="export this module of the model, such as backbone (default: the model that the recipe calls)")
     parser.add_argument("--bare", action="store_true", help="leave out the batch transforms before the model, such as normalising (default: they are in it)")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from samewise.runner.commands import add_trust
+from samewise.runner.commands import add_checkpoint, add_trust
 
 if TYPE_CHECKING:
     from samewise.runner.records.predictions import Form, PredictionFile
@@ -33,12 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
     help_ = "images, videos or audio files, folders of them, or patterns as 'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
     parser.add_argument("files", nargs="+", metavar="FILE", help=help_)
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="best|last|STEP|METRIC",
-        help="which checkpoint to use; METRIC: one of evaluate.also (default: best)",
-    )
+    add_checkpoint(parser)
     parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
     help_ = "a folder for pictures and sounds, or NAME.json or NAME.csv for all predictions in one file; may be repeated (default: RUN/predictions)"
     parser.add_argument("--output", "--out", type=Path, action="append", default=[], metavar="PATH", help=help_)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samewise.runner.data import streams
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import require_positive
 
 
 class Order(abc.ABC):
@@ -28,7 +28,7 @@ class InOrder(Order):
     """The data set's own order, every epoch."""
 
     def __init__(self, dataset: Sized, *, seed: int) -> None:
-        self._length = len(dataset)
+        self._length, self._seed = len(dataset), seed
 
     def __len__(self) -> int:
         return self._length
@@ -37,21 +37,14 @@ class InOrder(Order):
         return torch.arange(self._length)
 
 
-class Shuffled(Order):
+class Shuffled(InOrder):
     """A permutation of the data set, keyed by (seed, epoch)."""
-
-    def __init__(self, dataset: Sized, *, seed: int) -> None:
-        self._length = len(dataset)
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return self._length
 
     def indices(self, epoch: int) -> Tensor:
         return torch.randperm(self._length, generator=streams.generator(self._seed, "order", epoch))
 
 
-class First(Order):
+class First(InOrder):
     """The data set's first samples, every epoch: what a model that can learn fits without a rest (debug=overfit).
 
     Args:
@@ -59,15 +52,9 @@ class First(Order):
     """
 
     def __init__(self, dataset: Sized, *, seed: int, samples: int) -> None:
-        if samples < 1:
-            raise ConfigError(Problem("loader.order.samples", "must be at least 1", samples))
+        super().__init__(dataset, seed=seed)
+        require_positive({"loader.order.samples": samples})
         self._length = min(samples, len(dataset))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def indices(self, epoch: int) -> Tensor:
-        return torch.arange(self._length)
 
 
 class RepeatedAugmentation(Order):
@@ -83,8 +70,7 @@ class RepeatedAugmentation(Order):
     """
 
     def __init__(self, dataset: Sized, *, seed: int, repeats: int, batch_size: int, replicas: int) -> None:
-        if repeats < 1:
-            raise ConfigError(Problem("loader.order.repeats", "must be at least 1", repeats))
+        require_positive({"loader.order.repeats": repeats})
         self._shuffled = Shuffled(dataset, seed=seed)
         self._repeats = repeats
         self._batch_size = batch_size

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.groups import parameter_groups
 
@@ -191,9 +191,8 @@ def _refuse_what_cannot_train(make: Callable[..., Any], groups: list[dict[str, A
     if issubclass(make, torch.optim.Muon):
         wrong = [f"{name} {list(parameter.shape)}" for group in groups for name, parameter in group["params"] if parameter.ndim != 2]
         if wrong:
-            shown = ", ".join(wrong[:5]) + (f", and {len(wrong) - 5} more" if len(wrong) > 5 else "")
             hint = "train those by another phase's optimizer, or freeze them by param_groups"
-            raise ConfigError(Problem(path, f"Muon only trains matrices, not {shown}", expected="parameters with two dimensions", hint=hint))
+            raise ConfigError(Problem(path, f"Muon only trains matrices, not {first_few(wrong, 5)}", expected="parameters with two dimensions", hint=hint))
 
 
 def _explained(error: Exception, settings: Mapping[str, Any], path: str) -> Problem:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.optim.frozen import bare_statistics, freeze
 from samewise.runner.optim.matching import Named, matching, named_parameters
 
@@ -135,10 +135,9 @@ def _rules(
 
 def _not_frozen(names: Sequence[str], taken: Mapping[str, str], path: str) -> Problem:
     """A layer would be frozen but for its norms or biases, where a rule for those comes first."""
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     earlier = ", ".join(dict.fromkeys(f"'{taken[name]}'" for name in names))
     hint = "put this rule before, or leave them out of its pattern; match: '*' means what no rule before takes"
-    return Problem(path, f"would not freeze all that it matches: {earlier} comes before, and takes {shown}", hint=hint)
+    return Problem(path, f"would not freeze all that it matches: {earlier} comes before, and takes {first_few(names, 3)}", hint=hint)
 
 
 def _by_block(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> tuple[dict[str, float], dict[str, int]]:

@@ -50,19 +50,20 @@ def value_digest(value: object) -> int:
 
 def begin_value(value: object) -> Callable[[], int]:
     """Begin to digest a batch, its tensors where they are, and give what reads the digest."""
-    return partial(_read_value, value, on_device.begin(list(_tensors(value))))
+    return partial(_read_value, value, on_device.begin(list(tensors_in(value))))
 
 
 def _read_value(value: object, read: Callable[[], list[int]]) -> int:
     return _digest_of(value, iter(read()))
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in mappings, lists and tuples, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:  # pyright: ignore[reportUnknownVariableType]
+            yield from tensors_in(item)
 
 
 def _digest_of(value: object, known: Iterator[int] | None) -> int:

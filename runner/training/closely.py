@@ -16,7 +16,7 @@ from samewise.runner.data import streams
 from samewise.runner.data.loading import training_keys
 from samewise.runner.interfaces import Batch, Loss, Phase, Recipe
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
-from samewise.runner.records.digest import value_digest
+from samewise.runner.records.digest import tensors_in, value_digest
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
@@ -143,24 +143,13 @@ def _hooks(run: Run, seen: list[Noted], note: Callable[[str, str, Any], None]) -
         yield
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
-
-
 def _reaches(note: Callable[..., None], called: str, module: nn.Module, given: Any, named: Any) -> None:
-    for tensor in _tensors((given, named)):
+    for tensor in tensors_in((given, named)):
         note("reaches", called, tensor)
 
 
 def _gives(note: Callable[..., None], name: str, called: str, module: nn.Module, given: Any, output: Any) -> None:
-    for tensor in _tensors(output):
+    for tensor in tensors_in(output):
         note("activation", called, tensor)
     for buffer, tensor in module.named_buffers(recurse=False):
         note("buffer", f"{name}.{buffer}".lstrip("."), tensor)

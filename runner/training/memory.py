@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from samewise.runner.data import streams
 from samewise.runner.data.loading import Key
 from samewise.runner.errors import Problem, memory_asked_for
+from samewise.runner.records.digest import tensors_in
 from samewise.runner.training.run import Run
 
 PARTS = ("weights", "gradients", "optimizer state", "averages", "activations", "batch")
@@ -56,7 +57,7 @@ def size_of(values: Iterable[Any]) -> int:
     """The bytes of tensors, each storage counted once; of one in shards those of this process."""
     storages = dict[int, int]()
     for value in values:
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             mine: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
             storage = mine.untyped_storage()
             storages[storage.data_ptr() or id(storage)] = storage.nbytes()
@@ -87,17 +88,6 @@ def in_words(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():  # pyright: ignore[reportUnknownVariableType]
-            yield from _tensors(one)
-    elif isinstance(value, list | tuple):
-        for one in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from _tensors(one)
-
-
 def _state_of(optimizer: Optimizer) -> int:
     """The bytes of an optimizer's state; before its first step those that it will have, by what it keeps of a small parameter."""
     held = size_of(value for state in optimizer.state.values() for value in state.values())
@@ -126,7 +116,7 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
         for phase in run.phases:
             streams.enter(run.seed, "step", 0, 0, phase.number)
             batch = run.transforms["train"](run.to_device(loaded))
-            others = {one.untyped_storage().data_ptr() for one in _tensors([batch, *run.model.state_dict(keep_vars=True).values()])}
+            others = {one.untyped_storage().data_ptr() for one in tensors_in([batch, *run.model.state_dict(keep_vars=True).values()])}
             kept = dict[int, int]()
 
             def keep(tensor: Tensor, others: set[int] = others, kept: dict[int, int] = kept) -> Tensor:

@@ -65,8 +65,27 @@ class Sequential(Schedule):
         _load(self.schedules, state)
 
 
+class _Beside(Schedule):
+    """Several schedules, all in the training's own time."""
+
+    schedules: dict[str, Schedule]
+
+    def parts(self) -> Mapping[str, tuple[Schedule, int]]:
+        return {name: (schedule, 0) for name, schedule in self.schedules.items()}
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        for schedule in self.schedules.values():
+            schedule.after_evaluation(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return _states(self.schedules)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _load(self.schedules, state)
+
+
 @final
-class Chained(Schedule):
+class Chained(_Beside):
     """All at once, as torch's ChainedScheduler: each is given the learning rate that the one before it made.
 
     So factors (warm-ups, steps, exponentials, a cosine to 0, ...) multiply, in any order. A lowest learning rate (`eta_min`) is the lowest only of the
@@ -85,27 +104,14 @@ class Chained(Schedule):
         for schedule in self.schedules.values():
             schedule.attach(span, groups)
 
-    def parts(self) -> Mapping[str, tuple[Schedule, int]]:
-        return {name: (schedule, 0) for name, schedule in self.schedules.items()}
-
     def at(self, step: int, options: Options, group: Group) -> Options:
         for schedule in self.schedules.values():
             options = schedule.at(step, options, group)
         return options
 
-    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        for schedule in self.schedules.values():
-            schedule.after_evaluation(metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        return _states(self.schedules)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        _load(self.schedules, state)
-
 
 @final
-class ByOptimizer(Schedule):
+class ByOptimizer(_Beside):
     """A schedule for each optimizer of a recipe that has several.
 
     Args:
@@ -126,22 +132,9 @@ class ByOptimizer(Schedule):
         for name, schedule in self.schedules.items():
             schedule.attach(span, [group for group in groups if group.optimizer == name])
 
-    def parts(self) -> Mapping[str, tuple[Schedule, int]]:
-        return {name: (schedule, 0) for name, schedule in self.schedules.items()}
-
     def at(self, step: int, options: Options, group: Group) -> Options:
         schedule = self.schedules.get(group.optimizer)
         return schedule.at(step, options, group) if schedule else options
-
-    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        for schedule in self.schedules.values():
-            schedule.after_evaluation(metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        return _states(self.schedules)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        _load(self.schedules, state)
 
 
 def _named(schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> dict[str, Schedule]:

@@ -1,0 +1,22 @@
+"""Whether the classes of a data set are those that a config expects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from samewise.runner.errors import DataError, Problem, first_few, nearest
+
+
+def require_known(where: str, labels: Mapping[str, str], classes: Sequence[str]) -> None:
+    """Raise a DataError where a file, by its name, has a label that is not one of the classes."""
+    known = set(classes)
+    if unknown := next((name for name, label in labels.items() if label not in known), None):
+        raise DataError(Problem(where, f"{unknown} is of an unknown class", labels[unknown], ", ".join(classes[:20]), nearest(labels[unknown], classes)))
+
+
+def require_count(where: str, classes: Sequence[str], num_classes: int | None, *, of: str = "classes") -> None:
+    """Raise a DataError unless there are as many classes as the config says; None: any number."""
+    if num_classes is not None and len(classes) != num_classes:
+        hint = f"set dataset.num_classes={len(classes)}" if classes else "set dataset.root=FOLDER"
+        reason = f"has {len(classes)} {of} ({first_few(classes, 10)})"
+        raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=hint))
