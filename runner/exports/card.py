@@ -9,11 +9,16 @@ from typing import Any, Final
 from samewise.runner.secrets import printable
 
 _RUN: Final = {
-    "pt2": "torch.export.load('{file}').module()({inputs})  # Python, torch {torch}",
-    "aoti": "torch._inductor.aoti_load_package('{file}')({inputs})  # Python or C++, with torch {torch} and this kind of CPU",
-    "onnx-int8": "onnxruntime.InferenceSession('{file}').run(None, {{{feeds}}})  # Python; likewise in Node, Java, C#, C++ and browsers",
-    "executorch": "executorch.runtime.Runtime.get().load_program('{file}').load_method('forward').execute([{inputs}])  # likewise in C++, Kotlin and Swift",
-    "onnx": "onnxruntime.InferenceSession('{file}').run(None, {{{feeds}}})  # Python; likewise in Node, Java, C#, C++ and browsers",
+    "pt2": ("Python, torch {torch}", "import torch{also}\n\ntorch.export.load('{file}').module()({inputs})"),
+    "aoti": (
+        "Python or C++, with torch {torch} and the kind of CPU that it was compiled for",
+        "import torch, torchvision\n\ntorch._inductor.aoti_load_package('{file}')({inputs})",
+    ),
+    "onnx": ("Python; likewise Node, Java, C#, C++ and browsers", "import onnxruntime\n\nonnxruntime.InferenceSession('{file}').run(None, {{{feeds}}})"),
+    "executorch": (
+        "Python; likewise C++, Kotlin and Swift",
+        "from executorch.runtime import Runtime\n\nRuntime.get().load_program('{file}').load_method('forward').execute([{inputs}])",
+    ),
 }
 _SHOWN: Final = 100
 """Classes that are named."""
@@ -61,29 +66,21 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     if said.get("gives"):
         yield from ("", f"What comes out: {said['gives']}. The settings are under `recipe` in `export.json`.")
     if classes := said.get("classes"):
-        names = ", ".join(f"{number} {_cell(name)}" for number, name in enumerate(classes[:_SHOWN]))
-        yield from ("", f"Classes: {names}" + (f" and {len(classes) - _SHOWN:,} more, in `export.json`" if len(classes) > _SHOWN else ""))
+        names = ", ".join(f"`{_cell(name)}`" for name in classes[:_SHOWN])
+        yield from ("", f"Classes, by number from 0: {names}" + (f" and {len(classes) - _SHOWN:,} more, in `export.json`" if len(classes) > _SHOWN else ""))
     yield from ("", "## To run it", "")
     inputs, feeds = ", ".join(_plain(name) for name in said["inputs"]), ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in said["inputs"])
     version = (environment.get("versions") or {}).get("torch", "")
     for name, form in said["formats"].items():
-        if any(kind.startswith("torchvision.") for kind in form["operators"]):
-            yield from ("`import torchvision` comes before this: some of its operators are that library's.", "")
-        needs = f"Operators: {', '.join(form['operators'])}" if form["operators"] else ""
-        if lost := form.get("accuracy"):
-            words = f"in int8 {lost['metric']} is {lost['quantised']:.4g}, in float32 {lost['exact']:.4g}"
-            yield from (f"On {lost['samples']:,} samples of the validation split, {words}; ranges of numbers are from samples of the training split.", "")
-        yield from (
-            "```python",
-            _RUN[name].format(file=form["file"], inputs=inputs, feeds=feeds, torch=version),
-            "```",
-            "",
-            f"{form['compared']}",
-            "",
-            needs,
-            "",
-        )
-    yield "`vectors.safetensors` holds an input and what the model gives for it; `samewise verify FOLDER` runs it in every runtime that is here."
+        also = ", torchvision  # some of the operators are that library's" if any(kind.startswith("torchvision.") for kind in form["operators"]) else ""
+        where, code = (words.format(file=form["file"], inputs=inputs, feeds=feeds, torch=version, also=also) for words in _RUN[name.removesuffix("-int8")])
+        yield from (f"### `{form['file']}`", "", f"{where}:", "", "```python", code, "```", "")
+        yield from (f"On the test vectors, beside the model itself: {form['compared']}.", "")
+        if "accuracy" in form:
+            yield from ("These samples are of the validation split; the ranges of numbers are from samples of the training split.", "")
+        if form["operators"]:
+            yield from (f"Operators: {', '.join(form['operators'])}", "")
+    yield "`vectors.safetensors` holds an input and what the model gives for it; `samewise verify FOLDER` runs it in every runtime that is installed."
 
 
 def _cell(text: str) -> str:

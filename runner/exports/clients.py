@@ -20,6 +20,10 @@ from samewise.runner.exports.compared import Difference
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "docs" / "examples"
 """There in a checkout; an installed package has none."""
 PATIENCE_S: Final = 600
+_BUILD: Final = (
+    "cmake -S docs/examples/cpp -B docs/examples/cpp/build -DTORCH=\"$(python -c 'import torch; print(torch.__path__[0])')\""
+    " && cmake --build docs/examples/cpp/build"
+)
 _LINE: Final = re.compile(r"^(\S+) +(?:the same bits|differs by (\S+) of its largest number \(([\d,]+) ulps\))$", re.M)
 
 
@@ -47,7 +51,7 @@ class Cpp(Client):
 
     def command(self, folder: Path) -> list[str] | str:
         program = folder / "build" / "verify"
-        return [str(program)] if program.is_file() else "docs/examples/cpp is not built"
+        return [str(program)] if program.is_file() else f"docs/examples/cpp is not built: {_BUILD}"
 
 
 class Node(Client):
@@ -57,8 +61,8 @@ class Node(Client):
 
     def command(self, folder: Path) -> list[str] | str:
         if not (folder / "node_modules" / "onnxruntime-node").is_dir():
-            return "onnxruntime-node is not installed in docs/examples/node"
-        return ["node", str(folder / "verify.mjs")] if shutil.which("node") else "node is not installed"
+            return "needs onnxruntime-node: npm install --prefix docs/examples/node --ignore-scripts --no-package-lock"
+        return ["node", str(folder / "verify.mjs")] if shutil.which("node") else "needs node: on Debian and Ubuntu, apt install nodejs"
 
 
 class Java(Client):
@@ -68,8 +72,12 @@ class Java(Client):
 
     def command(self, folder: Path) -> list[str] | str:
         if not any(folder.glob("onnxruntime*.jar")):
-            return "onnxruntime's jar is not in docs/examples/java"
-        return ["java", "-cp", str(folder / "*"), str(folder / "Verify.java")] if shutil.which("java") else "java is not installed"
+            return "needs onnxruntime's jar in docs/examples/java: com.microsoft.onnxruntime:onnxruntime on Maven Central"
+        return (
+            ["java", "-cp", str(folder / "*"), str(folder / "Verify.java")]
+            if shutil.which("java")
+            else "needs java: on Debian and Ubuntu, apt install default-jdk-headless"
+        )
 
 
 CLIENTS: Final[tuple[Client, ...]] = (Cpp(), Node(), Java())

@@ -44,7 +44,7 @@ class Accuracy:
     samples: int
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.quantised:.4g} on {self.samples:,} samples, {self.exact:.4g} in float32"
+        return f"{self.metric} {self.quantised:.4g} in int8, {self.exact:.4g} in float32, on {self.samples:,} samples"
 
 
 def examples(run: Run, model: nn.Module, call: Call, *, module: str | None) -> tuple[dict[str, Tensor], ...]:

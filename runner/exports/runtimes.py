@@ -69,26 +69,27 @@ def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> R
     if not path.exists():
         return Runtime(form.name, f"{path.name} is missing")
     if lacks := form.lacks("run"):
-        return Runtime(form.name, f"not run: {lacks}", sound=None)
+        return Runtime(form.name, lacks, sound=None)
     began = time.perf_counter()
     try:
         results = formats.run(form, path, truth.inputs)
         seconds = time.perf_counter() - began
     except ValueError as error:
         return Runtime(form.name, str(error))
+    others, why = _weights(form, path, truth.weights)
     try:
         if len(results) != len(truth.outputs):
             raise ValueError(f"gives {len(results)} tensors where the model gives {len(truth.outputs)}")
         apart = difference(truth.outputs, dict(zip(truth.outputs, results, strict=True)))
     except ValueError as error:  # other boxes are other shapes
         first, where = _first(form, path, truth, tolerance)
-        return Runtime(form.name, str(error) + where + _why(form, path, truth.weights), first=first)
-    if apart is None:
+        return Runtime(form.name, str(error) + where + why, first=first)
+    if apart is None and not others:
         return Runtime(form.name, "the same bits", same=True, sound=True, seconds=seconds)
-    sound = apart.relative <= tolerance
+    sound = not others and apart is not None and apart.relative <= tolerance
     first, where = _first(form, path, truth, 0.0 if sound else tolerance)
-    words = str(apart) + where + ("" if sound else _why(form, path, truth.weights))
-    return Runtime(form.name, words, sound=sound, apart=apart, first=first, seconds=seconds)
+    words = str(apart or "the same bits on these inputs") + (where if first or not others else "") + ("" if sound else why)
+    return Runtime(form.name, words, same=apart is None, sound=sound, apart=apart, first=first, seconds=seconds)
 
 
 def tried_in(client: clients.Client, examples: Path, export: Path, outputs: Mapping[str, Tensor], tolerance: float) -> Runtime:
@@ -106,7 +107,7 @@ def tried_in(client: clients.Client, examples: Path, export: Path, outputs: Mapp
     except ValueError as error:
         return Runtime(client.format, str(error), client.language)
     if isinstance(found, str):
-        return Runtime(client.format, f"not run: {found}", client.language, sound=None)
+        return Runtime(client.format, found, client.language, sound=None)
     if not found:
         return Runtime(client.format, "the same bits", client.language, same=True, sound=True)
     apart = max(found, key=lambda one: one.relative)
@@ -127,13 +128,14 @@ def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> 
     return None, "; each operator by itself gives what is expected, so the runtime differs where it runs several as one" if found else ""
 
 
-def _why(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> str:
-    """Which weights in the file are other ones, if that is what is wrong."""
+def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> tuple[list[str], str]:
+    """Which weights in the file are others than the model's, though nothing may come of it for these inputs; and in words, why results are wrong."""
     try:
-        other = form.altered(path, weights)
+        others = form.altered(path, weights)
     except Exception as error:
-        return f"; its weights cannot be read: {first_line(error)}"
-    return f"; these weights are others than the model's: {some(other)}" if other else "; its weights are the model's, so an operator computes otherwise"
+        return [], f"; its weights cannot be read: {first_line(error)}"
+    words = f"these weights are others than the model's: {some(others)}" if others else "its weights are the model's, so an operator computes otherwise"
+    return others, f"; {words}"
 
 
 def some(names: Sequence[str]) -> str:

@@ -102,7 +102,7 @@ def test_a_bare_model_takes_what_the_transforms_give_and_the_card_says_so(samewi
     assert '"samewise.datasets.transforms.numeric.Normalize"' in card
     assert "torch.export.load('model.pt2').module()(image)" in card
     assert said["files"]["weights.safetensors"] in card
-    assert "0 pattern 0, 1 pattern 1" in card
+    assert "Classes, by number from 0: `pattern 0`, `pattern 1`" in card
 
 
 @pytest.mark.slow
@@ -295,16 +295,59 @@ def test_int8_says_what_it_loses_on_the_validation_split_and_its_faults_are_name
     assert "QuantizeLinear" in form["operators"]
     sizes = [(tmp_path / "out" / name).stat().st_size for name in ("model.int8.onnx", "model.onnx")]
     assert sizes[0] < sizes[1]
-    assert f"in int8 loss is {lost['quantised']:.4g}" in (tmp_path / "out" / "README.md").read_text()
-    assert verified(samewise, tmp_path / "out", 0)["onnx-int8"]["same"]
+    assert f"loss {lost['quantised']:.4g} in int8, {lost['exact']:.4g} in float32" in (tmp_path / "out" / "README.md").read_text()
+    held = verified(samewise, tmp_path / "out", 0)["onnx-int8"]
+    assert held["same"]
+    assert held["words"] == "beside what it gave when it was written: the same bits"
 
-    model = onnx.load(str(tmp_path / "out" / "model.int8.onnx"))
-    weight = next(one for one in model.graph.initializer if one.name == "model.layer2.1.conv1.weight_quantized")
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).swapaxes(0, 1).copy(), weight.name))
-    onnx.save(model, str(tmp_path / "out" / "model.int8.onnx"))
-    words = verified(samewise, tmp_path / "out", 1, "--trust")["onnx-int8"]["words"]
-    assert "these weights are others than the model's: layer2.1.conv1.weight" in words
-    assert "first at model.layer2.1.conv1.weight" in words
+    for fault in ("transposed", "scale"):
+        folder = Path(shutil.copytree(tmp_path / "out", tmp_path / fault))
+        model = onnx.load(str(folder / "model.int8.onnx"))
+        name = "model.layer2.1.conv1.weight_" + ("scale" if fault == "scale" else "quantized")
+        weight = next(one for one in model.graph.initializer if one.name == name)
+        other = numpy_helper.to_array(weight) * np.float32(2) if fault == "scale" else numpy_helper.to_array(weight).swapaxes(0, 1).copy()
+        weight.CopyFrom(numpy_helper.from_array(other, weight.name))
+        onnx.save(model, str(folder / "model.int8.onnx"))
+        words = verified(samewise, folder, 1, "--trust")["onnx-int8"]["words"]
+        assert "these weights are others than the model's: layer2.1.conv1.weight" in words
+        assert "first at model.layer2.1.conv1.weight" in words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "onnx-int8"])
+def test_a_fault_of_an_exporter_refuses_the_export_and_is_named(
+    samewise: Callable[..., Any], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    """What torch's exporter and onnxruntime's quantiser write is altered before samewise reads it."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    from onnx import numpy_helper
+
+    from samewise.runner.exports.formats import FORMATS
+
+    true = FORMATS[format].write
+
+    def faulty(call: Any, path: Path) -> Any:
+        program = true(call, path)
+        model = onnx.load(str(path))
+        if format == "onnx":
+            norm = [node for node in model.graph.node if node.op_type == "BatchNormalization"][9]
+            next(one for one in norm.attribute if one.name == "epsilon").f = 0.5
+        else:
+            scale = next(one for one in model.graph.initializer if one.name == "model.layer2.1.conv1.weight_scale")
+            scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(2), scale.name))
+        onnx.save(model, str(path))
+        return program
+
+    monkeypatch.setattr(FORMATS[format], "write", faulty)
+    done = samewise("export", run, "--to", format, "--most-lost", "0.9", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    named = {
+        "onnx": "(BatchNormalization in layer2.1.bn2); its weights are the model's, so an operator computes otherwise",
+        "onnx-int8": "was not exported: these weights are further off than int8 rounds them: layer2.1.conv1.weight",
+    }
+    assert named[format] in done.stderr
+    assert not (tmp_path / "out" / "export.json").exists()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ def test_an_onnx_model_runs_in_node(samewise: Callable[..., Any], tmp_path: Path
 def test_a_client_that_is_not_built_is_told_of_and_one_that_fails_is_not_sound(tmp_path: Path) -> None:
     from samewise.runner.exports import clients
 
-    assert clients.run(of("C++"), tmp_path, tmp_path, ["output"]) == "docs/examples/cpp is not built"
+    assert str(clients.run(of("C++"), tmp_path, tmp_path, ["output"])).startswith("docs/examples/cpp is not built: cmake -S docs/examples/cpp ")
     program = tmp_path / "cpp" / "build" / "verify"
     program.parent.mkdir(parents=True)
 
@@ -150,6 +151,39 @@ def test_a_client_that_is_not_built_is_told_of_and_one_that_fails_is_not_sound(t
     says("echo output the same bits; echo 'no such operator' >&2", 2)
     with pytest.raises(ValueError, match=r"C\+\+ cannot run it: no such operator"):
         clients.run(of("C++"), tmp_path, tmp_path, ["output"])
+
+
+WITHOUT_SAMEWISE = """
+import runpy, sys
+sys.modules["samewise"] = sys.modules["torch"] = None
+sys.path.insert(0, sys.argv[1])
+sys.argv = ["verify.py", sys.argv[2]]
+runpy.run_path(sys.path[0] + "/verify.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_an_onnx_model_runs_in_python_without_samewise_and_torch(tmp_path: Path) -> None:
+    for package in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    folder = exported("onnx", tmp_path)
+
+    def verify(folder: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT_SAMEWISE, str(EXAMPLES / "python"), str(folder)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    said = verify(folder)
+    assert said.returncode == 0, said.stderr
+    classes = json.loads((folder / "export.json").read_text())["classes"]
+    best = read_tensors(folder / "vectors.safetensors")["output/output"].argmax(1)
+    assert [f"sample {place}: {classes[one]}" for place, one in enumerate(best)] == said.stdout.splitlines()[:-1]
+    wrong = verify(altered(folder, tmp_path / "wrong", 0.5))
+    assert wrong.returncode == 1
+    assert wrong.stdout.splitlines()[-1] == "output differs by 0.33 of its largest number"
+    (folder / "vectors.safetensors").write_bytes((folder / "vectors.safetensors").read_bytes()[:-8])
+    ended = verify(folder)
+    assert ended.returncode == 2
+    assert "cut short" in ended.stderr
 
 
 @pytest.mark.slow

@@ -71,6 +71,28 @@ def test_a_detector_that_chooses_boxes_otherwise_is_named(samewise: Callable[...
 
 
 @pytest.mark.slow
+def test_a_detector_with_a_wrong_weight_is_named_with_the_first_operator_that_it_goes_into(
+    samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path
+) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    folder = Path(shutil.copytree(detector[1], tmp_path / "copy"))
+    name = "backbone.fpn.layer_blocks.1.0.weight"
+    model = onnx.load(str(folder / "model.onnx"))
+    weight = next(one for one in model.graph.initializer if one.name == f"model.{name}")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).swapaxes(0, 1).copy(), weight.name))
+    onnx.save(model, str(folder / "model.onnx"))
+    program = torch.export.load(str(folder / "model.pt2"))
+    program.state_dict[f"model.{name}"].data = program.state_dict[f"model.{name}"].transpose(0, 1).contiguous()
+    torch.export.save(program, str(folder / "model.pt2"))
+    found = verified(samewise, folder, 1, "--trust")
+    for format, kind in (("onnx", "Conv"), ("pt2", "aten.conv2d.default")):
+        assert f"({kind} in {name.removesuffix('.weight')})" in found[format]["words"]
+        assert f"these weights are others than the model's: {name}" in found[format]["words"]
+
+
+@pytest.mark.slow
 def test_a_detector_that_finds_nothing_in_the_example_is_refused(samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path) -> None:
     done = samewise("export", detector[0], "model.score_thresh=0.999", "--out", tmp_path / "out")
     assert done.returncode == 2

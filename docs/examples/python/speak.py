@@ -8,28 +8,12 @@ export's tolerance, 1 not, 2 it cannot be run.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-
-Arrays = dict[str, np.ndarray]
-
-
-def read_vectors(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """The arrays of a .safetensors file, and what its header says: eight bytes with the length of the header, the header, which is JSON, and the numbers."""
-    held = path.read_bytes()
-    start = 8 + int.from_bytes(held[:8], "little")
-    header = json.loads(held[8:start])
-    about = header.pop("__metadata__")
-    kinds = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "U8": np.uint8}
-    found = Arrays()
-    for name, said in header.items():
-        first, last = said["data_offsets"]
-        found[name] = np.frombuffer(held[start + first : start + last], kinds[said["dtype"]]).reshape(said["shape"])
-    return found, about
+from vectors import Arrays, read_vectors
 
 
 def opened(folder: Path, inputs: list[str], outputs: list[str]) -> Callable[[Arrays], Arrays]:
