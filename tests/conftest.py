@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import runpy
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -39,17 +39,8 @@ class Done:
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def load(name: str, path: Path) -> ModuleType:
-    """A module beside the tests, which can then be imported by that name: no folder of tests is on sys.path."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-forked = load("samewise_forked", ROOT / "tests" / "forked.py")
+runpy.run_path(str(ROOT / "tests" / "helpers.py"))
+forked = sys.modules["samewise_forked"]
 
 
 @pytest.fixture(autouse=True)
@@ -116,12 +107,6 @@ def ffmpeg() -> None:
         require_torchcodec()
     except ConfigError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def promise() -> ModuleType:
-    """tests/runner/promise.py."""
-    return load("samewise_promise", ROOT / "tests" / "runner" / "promise.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

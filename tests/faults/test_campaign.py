@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -32,12 +32,7 @@ print(round(time.time() - float(sys.argv[2]), -3))
 @pytest.fixture(scope="module")
 def campaign(repository: Path) -> ModuleType:
     sys.path.append(str(repository / "tests" / "faults"))  # where the files beside it are
-    spec = importlib.util.spec_from_file_location("samewise_campaign", repository / "tests" / "faults" / "campaign.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("campaign")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import statistics
@@ -11,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-_spec = importlib.util.spec_from_file_location("samewise_kept", Path(__file__).with_name("kept.py"))
-assert _spec is not None
-assert _spec.loader is not None
-kept = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(kept)
+import samewise_kept_kept as kept
 
 QUICK = ("resnet_cifar10", "wavernn_spoken_digits")
 LONG = (

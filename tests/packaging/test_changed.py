@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import random
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-
-@pytest.fixture(scope="module")
-def changed(repository: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("samewise_changed", repository / "tests" / "changed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+import samewise_changed as changed
 
 
 @pytest.mark.parametrize(
@@ -37,18 +26,18 @@ def changed(repository: Path) -> ModuleType:
         ("docs/design.md", {"tests/docs/test_pages.py"}, {"tests/runner/test_cli.py"}),
     ],
 )
-def test_what_depends_on_a_file_is_run_and_what_does_not_is_left_out(changed: ModuleType, file: str, run: set[str], left_out: set[str]) -> None:
+def test_what_depends_on_a_file_is_run_and_what_does_not_is_left_out(file: str, run: set[str], left_out: set[str]) -> None:
     found = set(changed.affected_tests([file]))
     assert run <= found
     assert not left_out & found
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "tests/conftest.py", "requirements.lock", "of_a_new_kind.txt"])
-def test_all_are_run_where_in_doubt(changed: ModuleType, file: str) -> None:
+def test_all_are_run_where_in_doubt(file: str) -> None:
     assert changed.affected_tests([file, "docs/design.md"]) == ["tests"]
 
 
-def test_every_test_is_run_that_imports_the_changed_module(changed: ModuleType, repository: Path) -> None:
+def test_every_test_is_run_that_imports_the_changed_module(repository: Path) -> None:
     """As Python's own parser sees it, for some modules."""
     imports: dict[str, set[str]] = {}
     for path in (repository / "tests").rglob("test_*.py"):

@@ -251,7 +251,7 @@ _FOR_GOOD = ExitStack()
 
 def on_ranks(run_root: Path, ranks: int, *overrides: str) -> list[Seen]:
     """Train to the end on so many processes; what each of them saw."""
-    helpers = Path(__file__).with_name("conftest.py")
+    helpers = Path(__file__).parents[1] / "helpers.py"
     before = f"import runpy; runpy.run_path({str(helpers)!r}); import samewise_runner_resuming; samewise_runner_resuming.watch_rank({str(run_root / 'seen')!r})"
     job = jobs.Job(run_root, ranks, f"--config-dir={CONFIGS}", *overrides, experiment=TINY, before=before)
     codes = job.wait()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import samewise_runner_promise as promise
 
 TINY = ["experiment=resnet18_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none", "model.width=8"]
 
@@ -156,7 +157,7 @@ def test_a_full_disk_ends_training_with_a_message_and_more_room_lets_it_go_on(tr
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(promise, tmp_path):
+def test_ctrl_c_is_answered_at_once_and_the_run_is_saved(tmp_path):
     process = promise.Promise(TINY).start(tmp_path, "max_steps=4000", "max_epochs=4000")
     while promise.trace_lines(tmp_path) < 3:
         assert process.poll() is None

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+import samewise_runner_promise as promise
 
 SMALL = ["experiment=resnet18_digits", "model.width=8", "max_epochs=2", "checkpoint.every_steps=3", "callbacks=none", "transforms=cifar", "transforms.size=8"]
 STEPS = 44
 
 
 @pytest.fixture(scope="module")
-def experiment(promise):
+def experiment():
     return promise.Promise(SMALL)
 
 
@@ -26,21 +27,21 @@ def reference(experiment, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 3])
-def test_run_again_with_any_number_of_workers(promise, experiment, reference, tmp_path, num_workers):
+def test_run_again_with_any_number_of_workers(experiment, reference, tmp_path, num_workers):
     again = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", f"loader.num_workers={num_workers}")
     assert promise.weights(again) == promise.weights(reference)
     assert promise.trace(again) == promise.trace(reference)
     assert again.name == reference.name
 
 
-def test_another_seed_gives_other_bits(promise, experiment, reference, tmp_path):
+def test_another_seed_gives_other_bits(experiment, reference, tmp_path):
     other = experiment.run(tmp_path, "tracking=none", "evaluate.pictures=false", "seed=1")
     assert promise.weights(other) != promise.weights(reference)
     assert other.name != reference.name
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_killed_at_random_moments_and_repeated_until_done(promise, experiment, reference, tmp_path, kills):
+def test_killed_at_random_moments_and_repeated_until_done(experiment, reference, tmp_path, kills):
     chance, killed = random.Random(20), 0
     while killed < kills and experiment.kill_within(tmp_path, chance, f"loader.num_workers={killed % 2}"):
         killed += 1
@@ -66,7 +67,7 @@ def assert_each_point_once(folder: Path, run_root: Path) -> None:
     assert [point.step for point in accuracies] == [22, 44]
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(promise, experiment, reference, tmp_path):
+def test_sigterm_saves_and_the_same_command_goes_on(experiment, reference, tmp_path):
     process = experiment.start(tmp_path, "tracking=none", "evaluate.pictures=false", "checkpoint.every_steps=null")
     while promise.trace_lines(tmp_path) < 10:
         assert process.poll() is None
@@ -82,7 +83,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(promise, experiment, referen
     assert promise.trace(folder) == promise.trace(reference)
 
 
-def test_a_finished_run_answers_without_training(samewise, promise, reference):
+def test_a_finished_run_answers_without_training(samewise, reference):
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.is_file()}
     done = samewise("train", *SMALL, f"run_root={reference.parents[1]}", "tracking=none", "evaluate.pictures=false")
     assert done.returncode == 0, done.stderr

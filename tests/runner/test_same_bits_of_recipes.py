@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import samewise_runner_promise as promise
 
 COMMON = ["debug=tiny", "callbacks=none", "tracking=none", "evaluate.pictures=false", "reproducibility.threads=1", "checkpoint.every_steps=3"]
 SMALL = {
@@ -22,7 +23,7 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", SMALL)
-def test_run_again_with_workers_and_killed(promise, recipe, tmp_path):
+def test_run_again_with_workers_and_killed(recipe, tmp_path):
     experiment = promise.Promise([*SMALL[recipe], *COMMON])
     reference = experiment.run(tmp_path / "reference")
     assert promise.trace(reference).count(b"\n") == 21
@@ -41,6 +42,6 @@ def test_run_again_with_workers_and_killed(promise, recipe, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", SMALL)
-def test_another_seed_gives_other_bits(promise, recipe, tmp_path):
+def test_another_seed_gives_other_bits(recipe, tmp_path):
     experiment = promise.Promise([*SMALL[recipe], *COMMON, "max_steps=2"])
     assert promise.weights(experiment.run(tmp_path)) != promise.weights(experiment.run(tmp_path, "seed=1"))
