@@ -21,17 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from samewise_tiny import DIGITS
 
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=8",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "launcher=ray",
-    "launcher.poll_s=0.5",
-]
+TINY = [*DIGITS, "model.width=8", "launcher=ray", "launcher.poll_s=0.5"]
 ADDRESS = "192.0.2.1"
 """Of those reserved for documentation (RFC 5737): it exists in the namespace alone. Ray takes no 127.0.0.1."""
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_JOB_HEADERS")

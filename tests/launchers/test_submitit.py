@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from samewise_tiny import QUIET
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-TINY = ["experiment=ours", "debug=tiny", "model.width=8", "tracking=none", "evaluate.pictures=false", "callbacks=none", "run_root=runs"]
+TINY = [*QUIET, "experiment=ours", "model.width=8", "run_root=runs"]
 OURS = """# @package _global_
 # An experiment of the project's own
 defaults:

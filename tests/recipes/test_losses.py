@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from samewise_tiny import DIGITS
 from torch import Tensor, nn
 
 from samewise.recipes.classification import Classification
@@ -104,7 +105,7 @@ def test_the_likeliest_class_is_right_where_it_is_one_of_several_labels() -> Non
     assert (measured.rank == 0).tolist() == [True, False, True, False]
 
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=none", "max_steps=3"]
+TINY = [*DIGITS, "model.width=4", "max_steps=3"]
 
 
 WEIGHED = ["loss=cross_entropy", "recipe.loss.weight=[1,2,3,4,5,6,7,8,9,10]"]

@@ -7,18 +7,9 @@ import signal
 
 import pytest
 from samewise_runner_jobs import Job, assert_same, run
+from samewise_tiny import QUIET
 
-COMMON = [
-    "debug=tiny",
-    "replicas=4",
-    "max_steps=20",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "reproducibility.threads=1",
-    "strategy=elastic",
-    "strategy.bucket_mb=0.1",
-]
+COMMON = [*QUIET, "replicas=4", "max_steps=20", "reproducibility.threads=1", "strategy=elastic", "strategy.bucket_mb=0.1"]
 LOSS_FALLS_NEVER = [
     "scheduler=plateau",
     "~scheduler.pct_start",

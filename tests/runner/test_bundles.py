@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samewise_tiny import DIGITS
 
 from samewise.runner.bundles import archive, locked
 from samewise.runner.errors import ConfigError
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "evaluate.pictures=false", "callbacks=none", "model.width=4", "max_steps=3", "tracking=none")
+TINY = (*DIGITS, "model.width=4", "max_steps=3")
 DATA = """
 from pathlib import Path
 

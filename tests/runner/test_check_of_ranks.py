@@ -7,10 +7,11 @@ import os
 
 import pytest
 import torch.distributed as dist
+from samewise_tiny import DIGITS
 
 from samewise.runner.training import build as building
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=none"]
+TINY = [*DIGITS, "model.width=4"]
 MANY = ["replicas=512", "batch_size=512", "dataset.samples=512"]
 
 

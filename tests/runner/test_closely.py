@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from samewise_runner_drops import DROPS
+from samewise_tiny import QUIET
 
 from samewise.runner.records.environment import expectation
 
@@ -60,7 +61,7 @@ class Net(nn.Module):
 """
 )
 TINY = [
-    *("dataset=digits", "transforms=images", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none", "name=looked_at", "max_steps=6"),
+    *(*QUIET, "dataset=digits", "transforms=images", "name=looked_at", "max_steps=6"),
     *("~model", "+model={_target_: lab_of_looks.Net, dropout_after: 1, noisy: false}", "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.01"),
     *("~scheduler", "+scheduler={_target_: lab_of_looks.Drops, drops_at: 10000, momentum: 0.5}", "checkpoint.every_steps=2", "checkpoint.keep_last=9"),
     *("~dataset.train", "+dataset.train={_target_: lab_of_looks.Marks, root: .}", "clip_norm=100", "batch_size=8"),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from samewise_runner_jobs import Job, assert_same, run
+from samewise_tiny import QUIET
 
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
@@ -41,16 +42,7 @@ class Net(nn.Module):
         return self.last(values)
 """
 TINY = [
-    *(
-        "dataset=generated_classification",
-        "transforms=images",
-        "debug=tiny",
-        "tracking=none",
-        "evaluate.pictures=false",
-        "callbacks=none",
-        "name=compiled",
-        "max_steps=4",
-    ),
+    *(*QUIET, "dataset=generated_classification", "transforms=images", "name=compiled", "max_steps=4"),
     *("~model", "+model={_target_: lab_of_compiling.Net, looks: false}", "batch_size=16", "checkpoint.every_steps=2", "evaluate.limit=2"),
     *("dataset.samples=40", "max_epochs=4", "compile=default", "name=compiled"),
 ]

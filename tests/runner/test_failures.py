@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import samewise_runner_promise as promise
+from samewise_tiny import DIGITS
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "tracking=none", "evaluate.pictures=false", "callbacks=none", "model.width=8"]
+TINY = [*DIGITS, "model.width=8"]
 
 
 @pytest.fixture

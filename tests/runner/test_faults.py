@@ -14,23 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from samewise_tiny import DIGITS
 
 from samewise.runner.errors import PeerFailed, TrainingError
 from samewise.runner.processes.meeting import FAILED
 from samewise.runner.processes.peers import Processes
 
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=8",
-    "replicas=4",
-    "batch_size=16",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "checkpoint.every_steps=2",
-    "strategy=elastic",
-]
+TINY = [*DIGITS, "model.width=8", "replicas=4", "batch_size=16", "checkpoint.every_steps=2", "strategy=elastic"]
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samewise_tiny import QUIET
 
 from samewise.runner.callbacks.early_stopping import EarlyStopping
 from samewise.runner.optim.norm import total_norm
@@ -16,17 +17,7 @@ from samewise.runner.records import checkpoint
 from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.training.finite import not_finite
 
-TINY = [
-    "dataset=digits",
-    "transforms=images",
-    "debug=tiny",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "checkpoint.every_steps=1",
-    "max_steps=6",
-    "clip_norm=null",
-]
+TINY = [*QUIET, "dataset=digits", "transforms=images", "checkpoint.every_steps=1", "max_steps=6", "clip_norm=null"]
 MODELS = '''
 import torch
 from torch import nn

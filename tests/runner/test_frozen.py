@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from samewise_runner_jobs import run as run_ranks
+from samewise_tiny import DIGITS
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -31,16 +32,7 @@ from samewise.runner.training.evaluation import measure_split
 from samewise.runner.training.loop import fit
 
 BARE = Project(Path(__file__).resolve().parents[2])
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=8",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "max_steps=6",
-    "evaluate.every_steps=2",
-]
+TINY = [*DIGITS, "model.width=8", "max_steps=6", "evaluate.every_steps=2"]
 BY_INITIALISE = ["initialise.frozen=[layer1.*]"]
 BY_GROUPS = ["param_groups=none", "+param_groups.body={match: layer1.*, frozen: true}"]
 ALL_BUT_THE_HEAD = ["param_groups=head_only"]

@@ -13,20 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from samewise_tiny import DIGITS
 
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=8",
-    "replicas=4",
-    "batch_size=16",
-    "max_steps=12",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "checkpoint.every_steps=2",
-    "strategy=elastic",
-]
+TINY = [*DIGITS, "model.width=8", "replicas=4", "batch_size=16", "max_steps=12", "checkpoint.every_steps=2", "strategy=elastic"]
 
 
 def start(run_root: Path, *overrides: str) -> subprocess.Popen:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from samewise_tiny import DIGITS
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes import meeting
@@ -94,17 +95,7 @@ def test_ranks_that_meet_elsewhere_give_the_same_bits(samewise, tmp_path, clean_
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     place = f"tcp://localhost:{port}" if scheme == "tcp" else f"file://{tmp_path}/meet"
-    tiny = [
-        "experiment=resnet18_digits",
-        "debug=tiny",
-        "model.width=8",
-        "replicas=2",
-        "max_steps=4",
-        "tracking=none",
-        "evaluate.pictures=false",
-        "callbacks=none",
-        "strategy=elastic",
-    ]
+    tiny = [*DIGITS, "model.width=8", "replicas=2", "max_steps=4", "strategy=elastic"]
     command = [sys.executable, "-m", "samewise", "train", *tiny, f"run_root={tmp_path}/two", f"strategy.init_method={place}", "--json"]
     ranks = [
         subprocess.Popen(

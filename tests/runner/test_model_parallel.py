@@ -14,24 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from samewise_tiny import DIGITS
 from torch import Tensor, nn
 
 from samewise.recipes.models.resnet import resnet18_small
 from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.stages import cut_model, draws
 
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=8",
-    "batch_size=16",
-    "accumulate=4",
-    "max_steps=6",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "checkpoint.every_steps=2",
-]
+TINY = [*DIGITS, "model.width=8", "batch_size=16", "accumulate=4", "max_steps=6", "checkpoint.every_steps=2"]
 STRATEGIES = {"gpipe": ["strategy=pipeline"], "1f1b": ["strategy=pipeline", "strategy.schedule=1f1b"], "rpc": ["strategy=rpc"]}
 MORE = ["precision=bf16", "clip_norm=0.5", "loader.drop_last=false", "dataset.samples=50"]  # the last batch of an epoch has 2 samples, in one micro-batch
 

@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import Phase as HypothesisPhase
 from hypothesis import strategies as draw
+from samewise_tiny import DIGITS
 from torch import nn
 from torch.optim import SGD
 
@@ -44,7 +45,7 @@ from samewise.runner.training.state import load_weights, restore, save, state_of
 DRAWN = settings(
     deadline=None, database=None, derandomize=True, phases=[HypothesisPhase.explicit, HypothesisPhase.generate], suppress_health_check=list(HealthCheck)
 )
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=none"]
+TINY = [*DIGITS, "model.width=4"]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from samewise_tiny import QUIET
 
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
@@ -61,17 +62,7 @@ class Sleepy(torch.optim.SGD):
         return super().step(closure)
 """
 SMALL = [
-    *(
-        "device=cpu",
-        "dataset=digits",
-        "transforms=none",
-        "debug=tiny",
-        "tracking=none",
-        "evaluate.pictures=false",
-        "callbacks=none",
-        "name=measured",
-        "max_steps=6",
-    ),
+    *(*QUIET, "device=cpu", "dataset=digits", "transforms=none", "name=measured", "max_steps=6"),
     *("~model", "+model={_target_: lab_of_profiles.Net}", "~dataset.train", "+dataset.train={_target_: lab_of_profiles.Digits}"),
     *("~dataset.valid", "+dataset.valid={_target_: lab_of_profiles.Digits}", "batch_size=4"),
 ]

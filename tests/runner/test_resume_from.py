@@ -7,17 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from samewise_tiny import DIGITS
 
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=8",
-    "max_epochs=4",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "checkpoint.every_steps=2",
-]
+TINY = [*DIGITS, "model.width=8", "max_epochs=4", "checkpoint.every_steps=2"]
 
 
 def train(samewise, run_root: Path, *overrides: str) -> Path:

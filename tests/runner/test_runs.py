@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from samewise_tiny import DIGITS
 
 from samewise.runner.cli import main
 from samewise.runner.config.compose import label_of
 from samewise.runner.records import locks
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "callbacks=none", "tracking=none", "evaluate.pictures=false"]
+TINY = [*DIGITS, "model.width=4"]
 
 
 @pytest.fixture(scope="module")

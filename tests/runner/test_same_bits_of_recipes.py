@@ -9,8 +9,9 @@ import random
 
 import pytest
 import samewise_runner_promise as promise
+from samewise_tiny import QUIET
 
-COMMON = ["debug=tiny", "callbacks=none", "tracking=none", "evaluate.pictures=false", "reproducibility.threads=1", "checkpoint.every_steps=3"]
+COMMON = [*QUIET, "reproducibility.threads=1", "checkpoint.every_steps=3"]
 SMALL = {
     "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=2", "model.channels=16", "evaluate.every_epochs=5"],
     "separation": ["experiment=conv_tasnet_spoken_digits"],

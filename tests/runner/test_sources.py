@@ -13,18 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from samewise_tiny import QUIET
 
-TINY = [
-    "dataset=digits",
-    "transforms=images",
-    "debug=tiny",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "max_steps=4",
-    "checkpoint.every_steps=2",
-    "name=code",
-]
+TINY = [*QUIET, "dataset=digits", "transforms=images", "max_steps=4", "checkpoint.every_steps=2", "name=code"]
 MODEL = ["~model", "+model={_target_:lab_of_code.net.Net}"]
 FILES = {
     "pyproject.toml": '[tool.samewise]\npackages = ["lab_of_code"]\n',

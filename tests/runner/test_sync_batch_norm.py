@@ -7,21 +7,13 @@ import json
 import pytest
 import torch
 from samewise_runner_jobs import run
+from samewise_tiny import DIGITS
 from torch import nn
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, require_none
 
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=8",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "replicas=2",
-    "batch_size=16",
-]
+TINY = [*DIGITS, "model.width=8", "replicas=2", "batch_size=16"]
 
 
 @pytest.mark.parametrize("strategy", ["single", "elastic"])

@@ -14,19 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from samewise_tiny import DIGITS
 
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=8",
-    "replicas=2",
-    "batch_size=8",
-    "max_steps=6",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "strategy=elastic",
-]
+TINY = [*DIGITS, "model.width=8", "replicas=2", "batch_size=8", "max_steps=6", "strategy=elastic"]
 ADDRESSES = ["192.0.2.1", "192.0.2.2"]
 """Of those reserved for documentation (RFC 5737): none is anyone's, and these exist in the namespaces alone."""
 PORT = 29500

@@ -9,20 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from samewise_tiny import DIGITS
 
 from samewise.runner.records.digest import combine
 
-TINY = [
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "tracking=none",
-    "evaluate.pictures=false",
-    "callbacks=none",
-    "model.width=8",
-    "max_steps=12",
-    "checkpoint.every_steps=4",
-    "checkpoint.keep_last=9",
-]
+TINY = [*DIGITS, "model.width=8", "max_steps=12", "checkpoint.every_steps=4", "checkpoint.keep_last=9"]
 
 
 @pytest.fixture(scope="module")

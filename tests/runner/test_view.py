@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from samewise_tiny import DIGITS
 from torch import Tensor
 
 from samewise.runner.config.compose import compose
@@ -18,7 +19,7 @@ from samewise.runner.training.loop import fit
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import weights_digest
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=none", "max_steps=4"]
+TINY = [*DIGITS, "model.width=4", "max_steps=4"]
 
 
 def built(folder: Path) -> Run:

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from samewise_tiny import DIGITS
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
+TINY = (*DIGITS, "model.width=4", "max_steps=2")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from samewise_tiny import DIGITS
 
 from samewise.runner.config import project
 from samewise.runner.config.compose import compose
@@ -15,7 +16,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
 from samewise.runner.records.environment import git_state
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "max_steps=1", "tracking=none", "evaluate.pictures=false", "callbacks=none"]
+TINY = [*DIGITS, "max_steps=1"]
 MARKS = "import pathlib\npathlib.Path(__file__).with_name('mark').write_text(__name__)\n"
 STANDARD = ("argparse", "queue", "socket", "yaml", "struct", "json", "selectors", "random")
 

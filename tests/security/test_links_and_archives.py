@@ -8,11 +8,12 @@ import sqlite3
 import subprocess
 
 import pytest
+from samewise_tiny import DIGITS
 
 from samewise.runner.commands.ui import _require_places
 from samewise.runner.errors import ConfigError
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
+TINY = (*DIGITS, "model.width=4", "max_steps=2")
 LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
 
 

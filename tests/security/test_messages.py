@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from samewise_tiny import DIGITS
 from torch import nn
 
 from samewise.recipes.classification import ClassificationScores
@@ -15,7 +16,7 @@ from samewise.runner.config.instantiate import locate
 from samewise.runner.errors import ConfigError, Problem, describe
 from samewise.runner.optim.weights import load_weights
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=1", "callbacks=none", "tracking=none", "evaluate.pictures=false")
+TINY = (*DIGITS, "max_steps=1")
 
 
 @pytest.mark.parametrize(

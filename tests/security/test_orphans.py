@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from samewise_tiny import DIGITS
 
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_epochs=100000", "callbacks=none", "tracking=none", "evaluate.pictures=false"]
+TINY = [*DIGITS, "model.width=4", "max_epochs=100000"]
 
 
 def below(process: int) -> set[int]:

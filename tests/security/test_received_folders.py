@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samewise_tiny import DIGITS
 
 from samewise.runner.records import trust
 
-TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
+TINY = (*DIGITS, "model.width=4", "max_steps=2")
 
 
 @pytest.fixture

@@ -20,17 +20,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from samewise_tiny import DIGITS
 
-TINY = (
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=4",
-    "max_epochs=100000",
-    "max_steps=100000",
-    "callbacks=none",
-    "tracking=none",
-    "evaluate.pictures=false",
-)
+TINY = (*DIGITS, "model.width=4", "max_epochs=100000", "max_steps=100000")
 RANKS = (*TINY, "strategy=elastic", "replicas=2", "strategy.nproc=2")
 SAYS = """
 import os, sys

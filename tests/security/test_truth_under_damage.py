@@ -8,21 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from samewise_tiny import DIGITS
 from torch import nn
 
 from samewise.runner.records.trace import Trace
 
-TINY = (
-    "experiment=resnet18_digits",
-    "debug=tiny",
-    "model.width=4",
-    "max_steps=6",
-    "checkpoint.every_steps=2",
-    "checkpoint.keep_last=9",
-    "callbacks=none",
-    "tracking=none",
-    "evaluate.pictures=false",
-)
+TINY = (*DIGITS, "model.width=4", "max_steps=6", "checkpoint.every_steps=2", "checkpoint.keep_last=9")
 
 LAB = """
 import shutil, sys
