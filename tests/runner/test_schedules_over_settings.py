@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as draw
+from samewise_runner_stepped import optimizer, ours, seen, theirs
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim import lr_scheduler as reference
 
@@ -43,35 +43,7 @@ DRAWN = settings(
 )
 FEW, MANY = settings(DRAWN, max_examples=25), settings(DRAWN, max_examples=120)
 p = functools.partial
-MOMENTUM = p(SGD, momentum=0.9)
 SHARES = draw.floats(0, 1)
-
-
-def optimizer(*lrs: float, kind: Callable[..., Optimizer] = MOMENTUM) -> Optimizer:
-    return kind([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs])
-
-
-def seen(made: Optimizer) -> list[float]:
-    return [value for group in made.param_groups for value in (float(group["lr"]), group.get("momentum", 0.0), *group.get("betas", ()))]
-
-
-def ours(schedule: Schedule, made: Optimizer, *, steps: int, steps_per_epoch: int) -> list[list[float]]:
-    schedule.begin({"train": made}, steps_per_epoch=steps_per_epoch, total_steps=steps)
-    return [schedule.before_step(step) or seen(made) for step in range(steps)]
-
-
-def theirs(make: Callable[[Optimizer], reference.LRScheduler], made: Optimizer, *, steps: int, every: int) -> list[list[float]]:
-    """torch's, stepped after every so many steps, as long as it lets itself be stepped."""
-    values = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scheduler = make(made)
-        for step in range(steps):
-            values.append(seen(made))
-            made.step()
-            if (step + 1) % every == 0 and (step + 1) // every < getattr(scheduler, "total_steps", math.inf):
-                scheduler.step()
-    return values
 
 
 KINDS: dict[str, tuple[type[Schedule], type[reference.LRScheduler], dict[str, str], dict[str, draw.SearchStrategy[Any]]]] = {
@@ -97,7 +69,7 @@ KINDS: dict[str, tuple[type[Schedule], type[reference.LRScheduler], dict[str, st
         reference.OneCycleLR,
         {"total": "total_steps", "anneal": "anneal_strategy"},
         {
-            "max_lr": draw.floats(0.01, 2),
+            "max_lr": draw.floats(0.01, 2) | draw.lists(draw.floats(0.01, 2), min_size=3, max_size=3),
             "total": draw.integers(8, 30),
             "pct_start": draw.sampled_from([0.25, 0.3, 0.5]),
             "anneal": draw.sampled_from(["cos", "linear"]),
