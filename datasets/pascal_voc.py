@@ -113,7 +113,7 @@ def _paired(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
     """From names without endings, sorted, to the image files' names; each has its XML file."""
     for folder, what, key in ((images, "images", "images_dir"), (annotations, "annotations", "annotations_dir")):
         if not folder.is_dir():
-            raise DataError(Problem(str(folder), f"is no folder of {what}", hint=f"set dataset.root=FOLDER, and dataset.{key} to the folder's name in it"))
+            raise DataError(Problem(str(folder), f"is not a folder of {what}", hint=f"set dataset.root=FOLDER, and dataset.{key} to the folder's name in it"))
     found: dict[str, str] = {}
     for name in list_images(images):
         other = found.setdefault(str(Path(name).with_suffix("")), name)

@@ -79,7 +79,7 @@ class Prediction(abc.ABC):
         return []
 
     def rows(self) -> list[dict[str, Any]]:
-        """The outcome as rows of a table, by column: one for each thing found. Default: one of the values that are no lists or dicts."""
+        """The outcome as rows of a table, by column: one for each thing found. Default: one row of the values that are neither lists nor dicts."""
         return [{key: value for key, value in self.values().items() if not isinstance(value, list | dict)}]
 
     def at_least(self, score: float) -> Prediction:

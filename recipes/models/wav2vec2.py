@@ -101,7 +101,7 @@ class Wav2Vec2(Wav2Vec2Model):
 
 
 def require_waveforms(features: Tensor, shortest: int) -> None:
-    """Refuse what is no batch of waveforms, and one that gives no frame.
+    """Refuse what is not a batch of waveforms, and one that gives no frame.
 
     Raises:
         ConfigError: the features are not waveforms [B, 1, T].

@@ -45,7 +45,7 @@ class Focal(nn.Module):
 
     def __init__(self, *, alpha: float = 0.25, gamma: float = 2.0) -> None:
         super().__init__()
-        _require(0.0 <= alpha <= 1.0 or alpha == -1.0, "alpha", "is no weight", alpha, "a number from 0 to 1, or -1 for none")
+        _require(0.0 <= alpha <= 1.0 or alpha == -1.0, "alpha", "is not a valid weight", alpha, "a number from 0 to 1, or -1 for none")
         _require(gamma >= 0.0, "gamma", "is negative", gamma, "0 or more")
         self.alpha, self.gamma = alpha, gamma
 
@@ -106,7 +106,7 @@ def _classes(name: str, weights: tuple[float, ...] | None, logits: Tensor) -> Te
 
 def _require_weights(name: str, weights: Sequence[float] | None) -> None:
     wrong = [] if weights is None else [one for one in weights if not 0.0 <= one < float("inf")]
-    _require(not wrong, name, "has a number that is no weight", wrong[:1], "numbers of at least 0, one for each class")
+    _require(not wrong, name, "has a number that is not a valid weight", wrong[:1], "numbers of at least 0, one for each class")
 
 
 def _require(holds: bool, path: str, message: str, value: object, expected: str) -> None:

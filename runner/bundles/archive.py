@@ -133,7 +133,7 @@ def unpack(file: Path, into: Path | None = None, *, expect: str | None = None) -
     """
     handle = open_to_read(file)
     if handle is None:
-        raise ConfigError(Problem(str(file), "there is no such file", expected="a bundle"))
+        raise ConfigError(Problem(str(file), "does not exist", expected="a bundle"))
     with handle:
         try:
             reading = _Reading(file, handle, into)
@@ -209,7 +209,7 @@ class _Reading:
                 if info.offset != place or self._raw(info.offset, info.offset_data - info.offset) != _header(info.name, info.size):
                     self._problems.append(Problem(info.name, "its header in the archive was altered, or is none that `samewise bundle` writes"))
                 if not info.isreg() or info.offset_data + info.size > self._size:
-                    self._problems.append(Problem(info.name, "is no regular file, or was cut off"))
+                    self._problems.append(Problem(info.name, "is not a regular file, or was cut off"))
                     return
                 last, place = info.name, info.offset_data + info.size
                 yield info.name, lambda info=info: self._chunks(info.offset_data, info.size)
@@ -249,7 +249,7 @@ class _Reading:
             wrong = (
                 "it names another format"
                 if value["format"] != FORMAT
-                else f"it names {strange!r}, which is no place in a bundle"
+                else f"it names {strange!r}, which is not a valid path in a bundle"
                 if strange is not None
                 else ""
             )

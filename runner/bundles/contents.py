@@ -106,7 +106,7 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
             has_configs |= name.parts[0] == CONFIGS
             yield f"{CODE}/{name.as_posix()}", file
         elif name.as_posix() in reached:
-            raise ConfigError(Problem(str(file), f"{why}, and the run needs this file", hint="keep what is secret in a file that is no code"))
+            raise ConfigError(Problem(str(file), f"{why}, and the run needs this file", hint="keep secrets in a file that is not code"))
         else:
             print(f"warning: {file} is left out: it {why}", file=sys.stderr)
     yield f"{CODE}/pyproject.toml", settings_text(project.packages, has_configs=has_configs).encode()

@@ -31,7 +31,7 @@ def require_signer(key: Path) -> None:
     if missing:
         raise ConfigError(Problem("--sign" if key.suffix != ".pub" else "--key", "needs OpenSSF's model-signing", hint="pip install 'samewise[sign]'"))
     if not key.is_file():
-        raise ConfigError(Problem(str(key), "there is no such key", expected="an elliptic-curve key as PEM", hint=_MAKES))
+        raise ConfigError(Problem(str(key), "this key does not exist", expected="an elliptic-curve key as PEM", hint=_MAKES))
 
 
 def sign(folder: Path, bundle: Path, key: Path) -> Path:
@@ -71,12 +71,12 @@ def require_signed(folder: Path, file: Path, key: Path) -> None:
         ConfigError: as it is said.
     """
     if not file.is_file():
-        raise ConfigError(Problem(str(file), "there is no signature", expected="the file that `samewise bundle --sign` writes beside the bundle"))
+        raise ConfigError(Problem(str(file), "the signature is missing", expected="the file that `samewise bundle --sign` writes beside the bundle"))
     verifying: Any = importlib.import_module("model_signing.verifying")
     try:
         verifier: Any = verifying.Config().use_elliptic_key_verifier(public_key=key)
     except (ValueError, TypeError) as error:
-        raise ConfigError(Problem(str(key), f"is no public key: {first_line(error)}", expected="a public elliptic-curve key as PEM", hint=_MAKES)) from None
+        raise ConfigError(Problem(str(key), f"is not a public key: {first_line(error)}", expected="a public elliptic-curve key as PEM", hint=_MAKES)) from None
     try:
         verifier.verify(folder, file)
     except Exception as error:  # of cryptography, protobuf, JSON and its own

@@ -113,7 +113,7 @@ def _no_name(package: str, given: str | None) -> Problem | None:
     """What speaks against a package's name; one that is taken could not be imported, as the project's folder comes last on the path."""
     where, hint = ("--package", "") if given else ("FOLDER", "--package NAME gives the package another name")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", package) or keyword.iskeyword(package) or package in ("tests", "configs"):
-        return Problem(where, "is no name for a package", package, "letters, digits and _, beginning with a letter", hint)
+        return Problem(where, "is not a valid name for a package", package, "letters, digits and _, beginning with a letter", hint)
     found = importlib.util.find_spec(package)
     if found is not None and found.origin is not None:
         return Problem(where, f"is the name of a package or module that is there already, in {found.origin}", package, "a name that is not taken", hint)

@@ -61,7 +61,7 @@ def _place(name: str, project: Project) -> Path:
         hint = 'configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir FOLDER; `samewise init` makes a project'
         raise ConfigError(Problem("", "there is no folder of configs of your own to write the experiment to", hint=hint))
     if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII):
-        raise ConfigError(Problem("NAME", "is no name for an experiment", name, "letters, digits, _ and -"))
+        raise ConfigError(Problem("NAME", "is not a valid name for an experiment", name, "letters, digits, _ and -"))
     if name in choices_of("experiment", project=project):
         raise ConfigError(Problem("NAME", "there is an experiment of this name already", name, hint="nothing is overwritten: take another name"))
     return own / "experiment" / f"{name}.yaml"

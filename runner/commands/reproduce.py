@@ -91,7 +91,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     shape = {"name": str, "label": str, "steps": int, "level": str, "weights_sha256": shapes.SHA256, "python": str, "packages": [str]}
     facts = read_json(folder / FACTS, shape)
     if facts is None:
-        raise ConfigError(Problem(f"{folder / FACTS}", "is missing: this is no bundle of a run"))
+        raise ConfigError(Problem(f"{folder / FACTS}", "is missing: this is not a bundle of a run"))
     return facts
 
 

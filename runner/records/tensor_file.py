@@ -33,13 +33,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         OSError: it cannot be read.
     """
     if path.exists() and not path.is_file():
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     held = bytearray(path.read_bytes())
     try:
         start = 8 + int.from_bytes(held[:8], "little")
         header = json.loads(held[8:start])
         if not isinstance(header, dict):
-            raise ValueError("its header is no mapping")
+            raise ValueError("its header is not a mapping")
         header.pop("__metadata__", None)
         if sum(max(0, one["data_offsets"][1] - one["data_offsets"][0]) for one in header.values()) > len(held) - start:
             raise ValueError("its tensors overlap, or the file is shorter than its header says")

@@ -259,7 +259,7 @@ def _write_code(run: Run) -> None:
     code = run.composed.code
     sources.note_imported(code)
     for name in sources.not_shown(code, run.composed.project.packages) if code.files else ():
-        print(f"warning: {name} was imported by a name that only appears when the code runs; to later runs, changes in it are no changes", file=sys.stderr)
+        print(f"warning: {name} was imported by a name that only appears when the code runs; later runs will not notice changes in it", file=sys.stderr)
     if code.files:
         write_json(run.folder.sources, {"config": fingerprint_of(run.composed.whole), "files": code.files})
 

@@ -127,8 +127,8 @@ def test_a_training_with_a_loss_gives_the_same_bits_in_pieces_and_again(samewise
     ("overrides", "said"),
     [
         (["loss=cross_entropy", "recipe.loss.weight=[1,2]"], "does not have one number for each class"),
-        (["loss=cross_entropy", "recipe.loss.weight=[1,-2]"], "recipe.loss.weight: has a number that is no weight"),
-        (["loss=focal", "recipe.loss.alpha=2"], "recipe.loss.alpha: is no weight"),
+        (["loss=cross_entropy", "recipe.loss.weight=[1,-2]"], "recipe.loss.weight: has a number that is not a valid weight"),
+        (["loss=focal", "recipe.loss.alpha=2"], "recipe.loss.alpha: is not a valid weight"),
         (["loss=vocal"], "focal"),
         (["+recipe.loss._target_=torch.nn.CrossEntropyLoss"], "does not give one loss for each image"),
         (["recipe=detection", "loss=focal"], "Detection has no such argument"),

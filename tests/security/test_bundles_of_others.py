@@ -183,7 +183,7 @@ def test_what_is_no_bundle_is_said_to_be_none(samewise: Callable[..., Any], tmp_
     for arguments in (("reproduce", tmp_path / "b"), ("verify", tmp_path / "b"), ("reproduce", tmp_path / "none")):
         done = samewise(*arguments)
         assert done.returncode == 2
-        assert "samewise bundle" in done.stderr or "there is no such file" in done.stderr
+        assert "samewise bundle" in done.stderr or "does not exist" in done.stderr
 
 
 def test_a_tampered_bundle_is_refused_by_the_command_though_it_is_trusted(samewise: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:
