@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -16,16 +15,15 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.peers import Processes
-from samewise.runner.strategies.base import Forward, Tally, add_tallies
-from samewise.runner.strategies.ranks import RankStrategy
-from samewise.runner.strategies.stages import Asked, Asking, StageParts, cut_model, draws, require_one_replica, require_places, require_processes
+from samewise.runner.strategies.base import Forward, Tally
+from samewise.runner.strategies.stages import Asked, Asking, StageStrategy, cut_model, draws
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 @final
 @dataclass(kw_only=True, eq=False)
-class Pipeline(RankStrategy):
+class Pipeline(StageStrategy):
     """Each process runs one stage of the model. The pipeline's micro-batches are the run's (`accumulate`), in their order: the bits of one process.
 
     Its further settings are those of `Ranks`; `nproc=null` means one for each stage.
@@ -38,33 +36,20 @@ class Pipeline(RankStrategy):
             one, so that fewer activations wait (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503); wants `accumulate` of at least the stages.
     """
 
-    pretends = False
-
-    split: Sequence[str]
-    rank_invariant: bool = True
     schedule: str = "gpipe"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.schedule not in SCHEDULES:
             raise ConfigError(Problem("schedule", "no such schedule", self.schedule, ", ".join(SCHEDULES), nearest(self.schedule, SCHEDULES)))
-        require_places(self.split)
         self._made: dict[Any, Any] = {}  # torch's schedules, by the number of micro-batches and what they look like
 
-    def processes(self, device: str, replicas: int) -> int:
-        require_one_replica("pipeline", replicas)
-        wanted = self.count_processes(device, otherwise=len(self.split) + 1)
-        require_processes("pipeline", wanted, self.split)
-        return wanted
-
     def begin(self, device: str, replicas: int, accumulate: int) -> None:
-        self.processes(device, replicas)
-        require_processes("pipeline", self.size, self.split)
         if self.schedule == "1f1b" and accumulate <= len(self.split):
             stages = len(self.split) + 1
             hint = f"accumulate={stages}, or strategy.schedule=gpipe"
             raise ConfigError(Problem("accumulate", f"1f1b needs as many micro-batches as there are stages, {stages}", accumulate, f"at least {stages}", hint))
-        self._meet(device, accumulate)
+        super().begin(device, replicas, accumulate)
 
     def require_fit(self, model: nn.Module) -> None:
         self._cut(model)
@@ -78,9 +63,7 @@ class Pipeline(RankStrategy):
         return cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        assert isinstance(self.peers, Processes)
-        self._stages = self._cut(model)
-        self._parts = StageParts(self._stages, self.peers)
+        self._hold(self._cut(model))
         self._mine = Mine(self._stages[self.peers.rank], first=self.peers.rank == 0, last=self.peers.rank == len(self._stages) - 1)
         self._network = Asking(self._device)
         return self._network
@@ -88,9 +71,6 @@ class Pipeline(RankStrategy):
     @property
     def micro_batches(self) -> Sequence[int]:
         return range(self._accumulate)
-
-    def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         """As the base. Only the last stage's process has tallies.
@@ -153,11 +133,6 @@ class Pipeline(RankStrategy):
             taken, given = given, output if isinstance(output, tuple) else (output,)
         first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
         return taken if first else _wanting_gradients(taken), given if last else _wanting_gradients(given)
-
-    def reduce(self, tallies: Sequence[Tally]) -> Tally:
-        everyone, touched = self.gather(tallies, self._parts.touched())
-        self._parts.share(touched)
-        return add_tallies(everyone)
 
 
 @final

@@ -7,7 +7,7 @@ import os
 import socket
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,14 +19,13 @@ from torch.distributed.optim import DistributedOptimizer
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.processes.peers import Processes
-from samewise.runner.strategies.base import Forward, Tally, add_tallies
-from samewise.runner.strategies.ranks import RankStrategy
-from samewise.runner.strategies.stages import StageParts, Surroundings, cut_model, require_one_replica, require_places, require_processes
+from samewise.runner.strategies.base import Forward, Tally
+from samewise.runner.strategies.stages import StageStrategy, Surroundings, cut_model
 
 
 @final
 @dataclass(kw_only=True, eq=False)
-class RPC(RankStrategy):
+class RPC(StageStrategy):
     """The first process drives: its forward pass calls the other stages where they are, and distributed autograd leads its backward pass through them.
 
     One micro-batch after the other, each in an autograd context of its own, so that gradients are added as in one process: its bits.
@@ -38,35 +37,16 @@ class RPC(RankStrategy):
         split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.
     """
 
-    pretends = False
-
-    split: Sequence[str]
-    rank_invariant: bool = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_places(self.split)
         self._serving = False
-
-    def processes(self, device: str, replicas: int) -> int:
-        require_one_replica("rpc", replicas)
-        wanted = self.count_processes(device, otherwise=len(self.split) + 1)
-        require_processes("rpc", wanted, self.split)
-        return wanted
-
-    def begin(self, device: str, replicas: int, accumulate: int) -> None:
-        self.processes(device, replicas)
-        require_processes("rpc", self.size, self.split)
-        self._meet(device, accumulate)
 
     def require_fit(self, model: nn.Module) -> None:
         cut_model(model, self.split)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        assert isinstance(self.peers, Processes)
-        stages = cut_model(model, self.split)
-        self._parts = StageParts(stages, self.peers)
-        _here.stage, _here.gradients = Served(stages[self.peers.rank]), Gradients([])
+        self._hold(cut_model(model, self.split))
+        _here.stage, _here.gradients = Served(self._stages[self.peers.rank]), Gradients([])
         devices = self.peers.gather(str(self._device))
         self._begin_serving(devices)
         if self.peers.rank > 0:
@@ -95,9 +75,6 @@ class RPC(RankStrategy):
     def micro_batches(self) -> Sequence[int]:
         return range(self._accumulate if self.peers.rank == 0 else 0)
 
-    def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         """As the base, in the first process. The others serve its calls between two meetings: until then they may still be stepping."""
         assert isinstance(self.peers, Processes)
@@ -115,9 +92,7 @@ class RPC(RankStrategy):
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         _here.gradients.give_back()
-        everyone, touched = self.gather(tallies, self._parts.touched())
-        self._parts.share(touched)
-        return add_tallies(everyone)
+        return super().reduce(tallies)
 
     def abandon(self, error: BaseException) -> None:
         super().abandon(error)

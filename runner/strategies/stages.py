@@ -7,9 +7,10 @@ whole and alike everywhere, and clipping, averages of weights, evaluation and ch
 
 from __future__ import annotations
 
+import abc
 import operator
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -21,6 +22,8 @@ from torch.fx.passes.split_module import split_module
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.processes.packing import pack, unpack
 from samewise.runner.processes.peers import Processes
+from samewise.runner.strategies.base import Tally, add_tallies
+from samewise.runner.strategies.ranks import RankStrategy
 from samewise.runner.strategies.recompute import is_recomputed
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
@@ -166,29 +169,6 @@ class StageParts:
                     buffer.copy_(value)
 
 
-def require_places(split: Sequence[str]) -> None:
-    """Refuse a `split` that names nothing."""
-    if not split:
-        raise ConfigError(Problem("split", "names no place to cut the model", list(split), "names of submodules", "strategy.split=[layer3]"))
-
-
-def require_one_replica(name: str, replicas: int) -> None:
-    """Refuse more than one replica: each would need processes of its own."""
-    if replicas > 1:
-        hint = "replicas=1, and accumulate=N for micro-batches"
-        raise ConfigError(Problem("replicas", f"strategy={name} cuts the model, not the batch: it carries one replica", replicas, "1", hint))
-
-
-def require_processes(name: str, size: int, split: Sequence[str]) -> None:
-    """Refuse another number of processes than of stages."""
-    if size != len(split) + 1:
-        where = ", ".join(split)
-        message = f"strategy={name} with {len(split) + 1} stages (cut at {where}) cannot run in {size} process{'es' * (size > 1)}"
-        raise ConfigError(
-            Problem("strategy.nproc", message, size, f"{len(split) + 1}, or null", "strategy.split has one name for each process after the first")
-        )
-
-
 @dataclass(frozen=True)
 class Asked:
     """What a recipe has asked the network for: its input, and what stood around the call."""
@@ -242,3 +222,58 @@ class Asking(nn.Module):
         """What `run` comes to where the model gives `output`."""
         self._given = [output]
         return run()
+
+
+@dataclass(kw_only=True, eq=False)
+class StageStrategy(RankStrategy, abc.ABC):
+    """Each process runs one stage of the model; `nproc=null` means one for each stage. The further settings are those of `Ranks`.
+
+    Args:
+        split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.
+        rank_invariant: Says to the fingerprint that the result is that of one process.
+    """
+
+    pretends = False
+
+    split: Sequence[str]
+    rank_invariant: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.split:
+            raise ConfigError(Problem("split", "names no place to cut the model", list(self.split), "names of submodules", "strategy.split=[layer3]"))
+
+    def processes(self, device: str, replicas: int) -> int:
+        if replicas > 1:  # each would need processes of its own
+            reason, hint = f"{self._said} cuts the model, not the batch: it carries one replica", "replicas=1, and accumulate=N for micro-batches"
+            raise ConfigError(Problem("replicas", reason, replicas, "1", hint))
+        return self._require_one_for_each_stage(self.count_processes(device, otherwise=len(self.split) + 1))
+
+    def begin(self, device: str, replicas: int, accumulate: int) -> None:
+        self.processes(device, replicas)
+        self._require_one_for_each_stage(self.size)
+        self._meet(device, accumulate)
+
+    @property
+    def _said(self) -> str:
+        return f"strategy={type(self).__name__.lower()}"
+
+    def _require_one_for_each_stage(self, size: int) -> int:
+        stages = len(self.split) + 1
+        if size != stages:
+            reason = f"{self._said} with {stages} stages (cut at {', '.join(self.split)}) cannot run in {size} process{'es' * (size > 1)}"
+            raise ConfigError(Problem("strategy.nproc", reason, size, f"{stages}, or null", "strategy.split has one name for each process after the first"))
+        return size
+
+    def _hold(self, stages: list[nn.Module]) -> None:
+        """Take the model's stages, whose gradients `reduce` hands to all."""
+        assert isinstance(self.peers, Processes)
+        self._stages, self._parts = stages, StageParts(stages, self.peers)
+
+    def micro_batch(self, number: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def reduce(self, tallies: Sequence[Tally]) -> Tally:
+        everyone, touched = self.gather(tallies, self._parts.touched())
+        self._parts.share(touched)
+        return add_tallies(everyone)

@@ -44,7 +44,7 @@ def runs(samewise, root):
 def test_runs_are_listed_with_their_label_state_and_monitored_metric(runs, root) -> None:
     one, two, failed = sorted(runs(), key=lambda run: run["label"].count("seed") + 2 * ("1e30" in run["label"]))
     assert [run["state"] for run in (one, two, failed)] == ["finished", "finished", "failed"]
-    assert two["label"] == "debug=tiny width=4 callbacks=none max_steps=2 lr=0.03 seed=1"
+    assert two["label"] == "debug=tiny callbacks=none width=4 max_steps=2 lr=0.03 seed=1"
     assert (failed["step"], failed["steps"]) == (1, 2)
     assert "the loss is not finite" in failed["reason"]
     for run in (one, two):
