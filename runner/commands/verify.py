@@ -85,6 +85,9 @@ def _exported(args: argparse.Namespace) -> int:
     """Hold an export's files against its test vectors."""
     from dataclasses import asdict
 
+    from samewise.runner.training.determinism import keep_compiled_code_apart
+
+    keep_compiled_code_apart()
     from samewise.runner.exports.folder import verify
 
     if args.overrides or args.steps or args.audit is not None:

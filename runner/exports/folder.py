@@ -19,7 +19,8 @@ from samewise.runner.exports.operators import by_name
 from samewise.runner.exports.runtimes import Runtime, Truth, some, tried, tried_in
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
-from samewise.runner.records.files import read_mapping, write_json
+from samewise.runner.records.files import open_to_read, read_json, write_json
+from samewise.runner.records.shapes import SHA256
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 from samewise.runner.secrets import redact_values
 
@@ -33,7 +34,7 @@ CARD: Final = "README.md"
 OPERATORS: Final = "operators.safetensors"
 STEP: Final = 1e-2
 """How far a quantised file may be from what it gave when it was written: another CPU may round a number to the next of the few steps."""
-SHAPE: Final = {"files": dict, "inputs": dict, "outputs": dict, "tolerance": float, "weights": dict}
+SHAPE: Final = {"files": {str: SHA256}, "inputs": dict, "outputs": dict, "tolerance": float, "weights": {str: SHA256}}
 
 
 def write(
@@ -127,10 +128,10 @@ def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) ->
         examples: The folder of programs in other languages that run it, as docs/examples.
 
     Raises:
-        ConfigError: it is not this user's and not trusted, or a file is missing or unreadable.
+        ConfigError: it is not this user's and not trusted, or a file is missing, damaged or unreadable.
     """
+    said = read_json(folder / DESCRIPTION, SHAPE)
     trust.require(folder / DESCRIPTION, trust=trusted, uses="runs the models in the folder")
-    said = read_mapping(folder / DESCRIPTION, SHAPE)
     vectors, weights = (_read(folder / name) for name in (VECTORS, WEIGHTS))
     inputs, outputs = ({name: vectors[f"{kind}/{name}"] for name in said[f"{kind}s"] if f"{kind}/{name}" in vectors} for kind in ("input", "output"))
     changed = [name for name in said["weights"] if name not in weights or _sha256(weights[name]) != said["weights"][name]]
@@ -165,7 +166,11 @@ def _as_written(form: formats.Format, truth: Truth, vectors: Mapping[str, Tensor
 
 def _is_altered(path: Path, files: Mapping[str, str]) -> str:
     """That a file is not what was written, in words; empty where it is, or is missing."""
-    is_other = path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() != files.get(path.name)
+    handle = open_to_read(path)
+    if handle is None:
+        return ""
+    with handle:
+        is_other = hashlib.file_digest(handle, "sha256").hexdigest() != files.get(path.name)
     return f"{path.name} was altered since the export" if is_other else ""
 
 

@@ -22,6 +22,7 @@ from samewise.runner.exports.call import Call
 from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrapped
 from samewise.runner.exports.onnx_formats import Onnx, OnnxInt8
 from samewise.runner.exports.operators import Operator, of_program
+from samewise.runner.training.compiled import keep_headers_apart
 
 
 class Pt2(Format):
@@ -58,6 +59,7 @@ class Aoti(Format):
         return super().lacks(to_be) if found else "needs a C++ compiler: on Debian and Ubuntu, apt install g++; or name one in CXX"
 
     def write(self, call: Call, path: Path) -> fx.GraphModule | None:
+        keep_headers_apart()
         with inductor.patch(compile_threads=1):  # else a pool of processes stays
             aoti_compile_and_package(program_of(call), package_path=str(path))
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, close, first_line
 from samewise.runner.records import shapes, shards
-from samewise.runner.records.files import damaged, read_json, require_shape
+from samewise.runner.records.files import damaged, open_to_read, read_json, require_no_link, require_shape
 
 FORMAT = 1
 _MOST_REPEATED = 1 << 26
@@ -101,6 +101,21 @@ def _manifest(path: Path) -> dict[str, Any]:
     if "format" in manifest:
         _require_format(path, manifest)
     return require_shape(file, manifest, {"format": int, **shapes.MANIFEST})
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a checkpoint's folder, to hand on: those that were written there, and nothing that lies beside them.
+
+    Raises:
+        DamagedFile: one is a link, which may lead to any file of the user's, or is no regular file.
+    """
+    folder = path / shards.FOLDER
+    listed = [path / "manifest.json", path / "state.pt", *(sorted(folder.iterdir()) if folder.is_dir() else ())]
+    require_no_link(folder, *listed)
+    found = {file: open_to_read(file) for file in listed}
+    for handle in filter(None, found.values()):
+        handle.close()
+    return [file for file, handle in found.items() if handle is not None]
 
 
 def _incomplete(path: Path) -> DamagedCheckpoint:

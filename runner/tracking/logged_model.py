@@ -23,8 +23,9 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelOutput
 from mlflow.exceptions import MlflowException
 
-from samewise.runner.errors import SamewiseError
+from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.records import trust
+from samewise.runner.records.checkpoint import files_of
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_file
@@ -134,8 +135,7 @@ def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id
     )
     copy = RunFolder(path / _FOLDER)
     copy.path.mkdir()
-    kept = next(link.resolve() for link in (folder.checkpoints / "best", folder.checkpoints / "latest") if link.is_dir())
-    shutil.copytree(kept, copy.checkpoints / kept.name, copy_function=_link)
+    add_checkpoint(folder, copy)
     for source, target in ((folder.config, copy.config), (folder.environment, copy.environment), (folder.sources, copy.sources)):
         if (text := read_text(source)) is not None:
             target.write_text(redact_file(source.name, text), encoding="utf-8")
@@ -143,12 +143,25 @@ def _write(path: Path, folder: RunFolder, config: Mapping[str, Any], *, model_id
         trust.sign(copy.config)
 
 
-def _link(source: str, target: str) -> None:
-    """A second name for a file's bytes; a copy where the disk cannot."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
+    """The files of the best checkpoint, or else the newest, and none beside them: a second name for their bytes, or a copy where the disk cannot.
+
+    Raises:
+        ConfigError: there is none; one of its files is a link, or no regular file; or it is elsewhere in a folder that this user has neither made nor trusts.
+    """
+    kept = next((link.resolve() for link in (folder.checkpoints / "best", folder.checkpoints / "latest") if link.is_dir()), None)
+    files = files_of(kept) if kept else []
+    if kept is None or not files:
+        raise ConfigError(Problem(str(folder.checkpoints), "has no checkpoint that could be logged as a model"))
+    if not kept.is_relative_to(folder.path.resolve()) and not trust.is_signed(folder.config):
+        raise ConfigError(Problem(str(folder.checkpoints), "leads to a folder elsewhere, from which nothing is sent", str(kept), hint="put a copy there"))
+    for file in files:
+        target = copy.checkpoints / kept.name / file.relative_to(kept)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, target)
+        except OSError:
+            shutil.copy2(file, target)
 
 
 def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:

@@ -6,7 +6,6 @@ came before: a resumed run, which meets them in another order, compiles the same
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
@@ -17,8 +16,7 @@ import torch
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem, first_line
-
-CACHE = "TORCHINDUCTOR_CACHE_DIR"
+from samewise.runner.training.determinism import keep_compiled_code_apart
 
 
 @final
@@ -69,8 +67,7 @@ def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Cal
     """
     if settings.mode == "off":
         return lambda model: model
-    os.environ.setdefault(CACHE, str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise" / "inductor"))  # torch's is in /tmp
-    Path(os.environ[CACHE]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    keep_headers_apart()
     options: dict[str, Any] = {
         "fallback_random": True,  # dropout draws what it draws without compiling
         "deterministic": deterministic,
@@ -80,6 +77,18 @@ def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Cal
         **({"compile_threads": 1} if device.type == "cpu" else {}),  # else a pool of processes stays
     }
     return lambda model: Compiled(model, options, most=settings.max_graphs)
+
+
+def keep_headers_apart() -> None:
+    """Have Inductor keep what it asks `default_cache_dir` for where the rest is: the headers that it compiles ahead stay in /tmp whatever the variable says."""
+    keep_compiled_code_apart()
+    from torch._inductor import codecache
+    from torch._inductor.runtime import runtime_utils
+
+    runtime: Any = runtime_utils
+    runtime.default_cache_dir = runtime.cache_dir
+    headers = Path(runtime.cache_dir()) / "precompiled_headers"
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")  # pyright: ignore[reportPrivateUsage, reportConstantRedefinition]
 
 
 def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]) -> None:

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from samewise.runner.errors import ConfigError, Problem
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 ALWAYS = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "OMP_THREAD_LIMIT": str(2**31 - 1), "OPENBLAS_NUM_THREADS": "1"}
 # Threads that wait leave the core to others, which may be the ones that they wait for. This changes no bits, so what the user's environment says stays.
 UNLESS_SET = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
+"""Where Inductor keeps what it has compiled, and runs it from."""
 
 
 def prepare(settings: Any) -> None:
@@ -38,6 +44,32 @@ def prepare(settings: Any) -> None:
     if late:
         raise ConfigError(*(_too_late(name, str(settings.variables[name])) for name in late))
     os.environ.update(thread_variables(settings.threads) | {name: str(value) for name, value in settings.variables.items()})
+    keep_compiled_code_apart()
+
+
+def keep_compiled_code_apart() -> None:
+    """Have Inductor keep code in a folder of this user's own, unless the user names one.
+
+    Torch's own is /tmp/torchinductor_USER, whose name another user can take first, and fill with code. Torch chooses it as it is imported, compiled or not.
+    """
+    given = os.environ.get(CACHE, "")
+    if given and not given.startswith(os.path.join(tempfile.gettempdir(), "torchinductor_")):
+        return
+    try:
+        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise" / "inductor"
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = place.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not os.access(place, os.W_OK):
+            raise PermissionError(f"others can write to {place}")
+    except (OSError, RuntimeError):  # a user without a home, or one that cannot be written
+        place = Path(tempfile.mkdtemp(prefix="samewise-inductor-"))
+        atexit.register(_remove, place, os.getpid())
+    os.environ[CACHE] = str(place)
+
+
+def _remove(place: Path, made_by: int) -> None:
+    if os.getpid() == made_by:  # not a process that was forked from it
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def thread_variables(threads: int) -> dict[str, str]:

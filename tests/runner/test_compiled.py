@@ -23,7 +23,8 @@ from samewise.runner.strategies.elastic import Elastic
 from samewise.runner.strategies.fsdp import FSDP
 from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.strategies.single import Single
-from samewise.runner.training.compiled import CACHE, facts, require_possible
+from samewise.runner.training.compiled import facts, require_possible
+from samewise.runner.training.determinism import CACHE
 
 PACKAGE = "lab_of_compiling"
 LAB = """

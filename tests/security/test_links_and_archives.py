@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sqlite3
 import subprocess
+from pathlib import Path
 
 import pytest
 from samewise_tiny import DIGITS
 
 from samewise.runner.commands.ui import _require_places
-from samewise.runner.errors import ConfigError
+from samewise.runner.errors import ConfigError, DamagedFile
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking import logged_model
 
 TINY = (*DIGITS, "model.width=4", "max_steps=2")
 LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
@@ -53,6 +57,58 @@ def test_training_follows_a_link_in_place_of_checkpoints_only_in_a_folder_of_its
     (run / ".signature").write_bytes(signature)
     assert samewise("train", *TINY, "name=one").returncode == 0
     assert (mine / "step-00000002").is_dir()
+
+
+@pytest.fixture
+def beside(run, tmp_path) -> Path:
+    """A checkpoint with links to files of the user's beside its own."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "key").write_text("SECRET")
+    kept = (run / "checkpoints" / "best").resolve()
+    (kept / "more").symlink_to(mine / "key")
+    (kept / "folder").symlink_to(mine)
+    return kept
+
+
+def _logged(run: Path, copy: Path) -> list[str]:
+    logged_model.add_checkpoint(RunFolder(run), RunFolder(copy))
+    return sorted(str(path.relative_to(copy)) for path in copy.rglob("*") if not path.is_dir())
+
+
+def test_a_model_holds_the_files_of_its_checkpoint_alone_and_none_through_a_link(run, beside, tmp_path) -> None:
+    at = f"checkpoints/{beside.name}"
+    assert _logged(run, tmp_path / "copy") == [f"{at}/manifest.json", f"{at}/state.pt"]
+    for make in (lambda path: path.symlink_to(tmp_path / "mine" / "key"), os.mkfifo):
+        (beside / "state.pt").unlink()
+        make(beside / "state.pt")
+        with pytest.raises(DamagedFile, match="is damaged: it is "):
+            _logged(run, tmp_path / "another")
+    shutil.rmtree(beside)
+    with pytest.raises(ConfigError, match="has no checkpoint that could be logged"):
+        _logged(run, tmp_path / "another")
+    assert not (tmp_path / "another").exists()
+
+
+def test_a_model_is_made_of_a_checkpoint_elsewhere_in_a_folder_of_the_users_own_alone(run, tmp_path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move((run / "checkpoints" / "best").resolve(), elsewhere)
+    for link in ("best", "latest"):
+        (run / "checkpoints" / link).unlink()
+        (run / "checkpoints" / link).symlink_to(elsewhere)
+    assert len(_logged(run, tmp_path / "copy")) == 2
+    (run / ".signature").unlink()
+    with pytest.raises(ConfigError, match="leads to a folder elsewhere, from which nothing is sent"):
+        _logged(run, tmp_path / "another")
+
+
+@pytest.mark.slow
+def test_sync_logs_a_model_without_what_lies_beside_its_checkpoint(samewise, run, beside, tmp_path) -> None:
+    done = samewise("sync", run, "--to", "mlflow", "--uri", f"sqlite:///{tmp_path}/mlflow.db", "--log-model")
+    assert done.returncode == 0, done.stderr
+    held = [path for path in (tmp_path / "mlartifacts").rglob("*") if path.is_file()]
+    assert [path for path in held if path.name == "state.pt"]
+    assert not [path for path in held if b"SECRET" in path.read_bytes()]
 
 
 def test_pictures_and_reports_are_written_through_no_link(samewise, run, sweep, tmp_path) -> None:

@@ -1,0 +1,92 @@
+"""Compiled code is loaded and run from a folder of the user's own, not from one in /tmp whose name another user can take first."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from samewise.runner.training import determinism
+from samewise.runner.training.determinism import CACHE, keep_compiled_code_apart
+
+TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
+
+
+@pytest.fixture
+def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where code is kept, with this in the environment."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(determinism.atexit, "register", lambda *given: None)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def choose(given: str | None) -> Path:
+        monkeypatch.setenv(CACHE, given) if given else monkeypatch.delenv(CACHE, raising=False)
+        keep_compiled_code_apart()
+        return Path(os.environ[CACHE])
+
+    return choose
+
+
+def test_code_is_kept_in_the_users_own_cache_or_where_the_user_says(chosen, tmp_path) -> None:
+    own = tmp_path / "home" / ".cache" / "samewise" / "inductor"
+    assert chosen(None) == own
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert chosen(str(tmp_path / "mine")) == tmp_path / "mine"
+    assert chosen(f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}") == own  # torch's own choice, made as it was imported
+
+
+@pytest.mark.parametrize("why", ["others can write there", "it is a file", "no home"])
+def test_a_cache_that_is_not_the_users_alone_is_not_used(chosen, tmp_path, monkeypatch, why) -> None:
+    own = tmp_path / "home" / ".cache" / "samewise" / "inductor"
+    own.parent.mkdir(parents=True)
+    match why:
+        case "others can write there":
+            own.mkdir()
+            own.chmod(0o777)
+        case "it is a file":
+            own.write_text("")
+        case _:
+            monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    found = chosen(None)
+    assert found.parent == Path(tempfile.gettempdir())
+    assert re.match("samewise-inductor-.{8}", found.name)
+    assert found.stat().st_mode & 0o777 == 0o700
+    assert chosen(str(found)) == found  # in a process that this one starts
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("command", ["train", "export"])
+def test_nothing_is_written_to_or_read_from_a_folder_that_another_user_has_made_in_tmp(clean_environment, made, tmp_path, command) -> None:
+    """The folder of torch's own choice is there already, for everybody to write."""
+    temporary = tmp_path / "tmp"
+    planted = temporary / f"torchinductor_{getpass.getuser()}"
+    planted.mkdir(parents=True)
+    planted.chmod(0o777)
+    run = next(made.glob("runs/one/*"))
+    environment = {name: value for name, value in clean_environment.items() if name != CACHE}
+    environment |= {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+    def samewise(*arguments: object) -> str:
+        given = [sys.executable, "-m", "samewise", *map(str, arguments)]
+        done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    if command == "train":
+        samewise("train", *TINY, "compile=default")
+    else:
+        samewise("export", run, "--out", "exported", "--to", "aoti")
+        assert "aoti" in samewise("verify", "exported")
+    assert not list(planted.iterdir())
+    kept = [path.suffix for path in (tmp_path / "cache" / "samewise" / "inductor").rglob("*")]
+    assert {".cpp", ".gch"} <= {*kept}

@@ -1,0 +1,101 @@
+"""An export from someone else, or one of your own that was altered since: nothing in it is run unasked, and no damage ends without a message."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from samewise.runner.records import trust
+from samewise.runner.records.digest import tensor_bytes
+from samewise.runner.records.files import write_json
+from samewise.runner.records.tensor_file import write_tensors
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    """A folder as `samewise export` writes it, signed, but for the model in it, which no test here gets as far as running."""
+    folder = tmp_path / "export"
+    folder.mkdir()
+    weight = torch.ones(3)
+    write_tensors(folder / "weights.safetensors", {"weight": weight})
+    write_tensors(folder / "vectors.safetensors", {"input/image": weight, "output/output": weight})
+    write_tensors(folder / "operators.safetensors", {"pt2/linear": weight})
+    (folder / "model.pt2").write_bytes(b"a program")
+    described = {
+        "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()},
+        "inputs": {"image": {"dtype": "float32", "shape": [3]}},
+        "outputs": {"output": {"dtype": "float32", "shape": [3]}},
+        "tolerance": 1e-4,
+        "weights": {"weight": hashlib.sha256(bytes(tensor_bytes(weight))).hexdigest()},
+    }
+    write_json(folder / "export.json", described)
+    trust.sign(folder / "export.json")
+    return folder
+
+
+def _in_its_place(path: Path, kind: str) -> None:
+    path.unlink()
+    match kind:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a folder":
+            path.mkdir()
+        case _:
+            path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "an endless device"])
+@pytest.mark.parametrize("name", ["model.pt2", "vectors.safetensors", "operators.safetensors", "weights.safetensors"])
+def test_what_is_no_file_in_an_export_is_named_and_not_waited_for(samewise, export, name, kind) -> None:
+    _in_its_place(export / name, kind)
+    done = samewise("verify", export)
+    assert done.returncode == 2, done.stdout
+    assert f"{export / name}: " in done.stderr
+    assert "--debug" not in done.stderr
+
+
+DAMAGED = {
+    "nothing in it": "{}",
+    "empty": "",
+    "a list": "[]",
+    "deep": "[" * 100_000,
+    "another type": '{"files": [], "inputs": {}, "outputs": {}, "tolerance": 0.1, "weights": {}}',
+    "no digests": '{"files": {"model.pt2": 5}, "inputs": {}, "outputs": {}, "tolerance": 0.1, "weights": {}}',
+    "a tolerance in words": '{"files": {}, "inputs": {}, "outputs": {}, "tolerance": "all", "weights": {}}',
+}
+
+
+@pytest.mark.parametrize("way", DAMAGED)
+def test_a_damaged_description_is_named_and_not_signed(samewise, export, way) -> None:
+    (export / "export.json").write_text(DAMAGED[way])
+    (export / ".export.json.signature").unlink()
+    done = samewise("verify", export, "--trust")
+    assert done.returncode == 2
+    assert f"{export / 'export.json'}: is damaged: " in done.stderr
+    assert not (export / ".export.json.signature").exists()
+
+
+def test_a_model_that_was_altered_is_not_run_even_in_an_export_of_ones_own(samewise, export) -> None:
+    """A package of AOTInductor's is code of the machine; any bytes would do here, as they are not looked at."""
+    (export / "model.pt2").write_bytes(b"altered")
+    done = samewise("verify", export)
+    assert done.returncode == 1
+    assert "model.pt2 was altered since the export, and is run with --trust only" in done.stdout
+
+
+def test_a_received_export_runs_nothing_until_it_is_trusted(samewise, export) -> None:
+    said = json.loads((export / "export.json").read_text())
+    (export / "export.json").write_text(json.dumps({**said, "tolerance": 0.5}))  # a stranger's own, whose digests all agree
+    done = samewise("verify", export)
+    assert done.returncode == 2
+    assert "runs the models in the folder" in done.stderr
+    for more in (["--trust"], []):  # which is remembered
+        done = samewise("verify", export, *more)
+        assert done.returncode == 1
+        assert "torch.export cannot run it" in done.stdout
