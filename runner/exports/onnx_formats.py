@@ -63,7 +63,7 @@ class Onnx(Format):
 
         options = onnxruntime.SessionOptions()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors
+        options.log_severity_level = 4  # what fails raises, and is told of in words
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         taken = {one.name for one in session.get_inputs()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         named = [one.name for one in session.get_outputs()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -101,6 +101,13 @@ class OnnxInt8(Onnx):
         nodes = [node.name for node in model.graph.node if node.op_type in _QUANTISED and own & set(node.input)]  # those of a spectrogram stay as they are
         if not nodes:
             raise ValueError(f"it has none of {', '.join(_QUANTISED)}, which are what int8 is for")
+        run = self.load(path)
+        for one in call.examples:
+            try:
+                run(one)
+            except Exception:
+                shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in one.items())
+                raise ValueError(f"ranges of numbers are taken from training samples, and its ONNX file does not run on one of {shapes}") from None
         quantization.quantize_static(  # pyright: ignore[reportUnknownMemberType]
             model,
             str(path),

@@ -4,6 +4,7 @@ python tests/docs/exports_table.py                                    print it
 python tests/docs/exports_table.py --write                            put it into the page
 python tests/docs/exports_table.py --write --formats onnx ConvTasNet  put this cell into the page, and leave the others
 
+--executorch and --flatbuffers name checkouts of their sources: each model's selective build is made of these, run, and its size given.
 Formats whose packages or compiler are missing say so. What does not end within the limit says that.
 """
 
@@ -28,6 +29,7 @@ LIMIT_S = 600
 MODELS = {
     "ResNet-18": ("resnet18_digits", ()),
     "Wav2Letter, from the recording on": ("wav2letter_spoken_digits", ()),
+    "Wav2Letter, `--bare`": ("wav2letter_spoken_digits", ("--bare",)),
     "ConvTasNet": ("conv_tasnet_spoken_digits", ()),
     "the GAN's generator": ("gan_digits", ()),
     "ResNet-18 of recordings": ("audio_classification_spoken_digits", ()),
@@ -39,7 +41,7 @@ MODELS = {
 FORMATS = ("pt2", "aoti", "onnx", "onnx-int8", "executorch")
 
 
-def cell(run: Path, form: str, options: list[str], out: Path) -> dict[str, Any]:
+def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]) -> dict[str, Any]:
     """One export, in this process: what verify says of it in each language, its size, milliseconds a sample beside eager's, and its operators."""
     import torch
 
@@ -64,13 +66,36 @@ def cell(run: Path, form: str, options: list[str], out: Path) -> dict[str, Any]:
         with torch.no_grad():
             return call.function(*call.inputs.values())
 
+    built = _selective(out, sources) if form == "executorch" and sources else {}
     times = [_milliseconds(one) / samples for one in (eager, lambda: load(call.inputs))]
     assert {one.language for one in clients.CLIENTS} >= {one.language for one in held} - {"Python"}
     said = {one.language: "the same bits" if one.same else f"{one.apart.relative:.1e}" if one.apart else one.words for one in held}
     if lost := json.loads((out / "export.json").read_text())["formats"][form].get("accuracy"):
         said = {"Python": f"{lost['differs']:.1e}, {lost['metric']} {lost['quantised']:.3g} for {lost['exact']:.3g}"}
+    if built:
+        said["C++"] = built["said"]
     size = (out / formats.FORMATS[form].file).stat().st_size
-    return {"said": said, "size": size, "eager": times[0], "here": times[1], "operators": len(formats.FORMATS[form].kinds(out / formats.FORMATS[form].file))}
+    return {
+        "said": said,
+        "size": size,
+        "eager": times[0],
+        "here": times[1],
+        "operators": len(formats.FORMATS[form].kinds(out / formats.FORMATS[form].file)),
+        "built": built.get("size"),
+    }
+
+
+def _selective(out: Path, sources: list[str]) -> dict[str, Any]:
+    """What docs/examples/executorch says, built for this export, and its size."""
+    build = out.parent / "selective"  # one for all, where kernels that more than one needs stay
+    folders = [f"-DEXPORT={out}", f"-DEXECUTORCH={sources[0]}", f"-DFLATBUFFERS={sources[1]}", f"-DPYTHON={sys.executable}"]
+    for command in (["cmake", "-S", str(PAGE.parent / "examples" / "executorch"), "-B", str(build), *folders], ["cmake", "--build", str(build)]):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([str(build / "verify"), str(out)], capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        return {"said": done.stderr.strip(), "size": (build / "verify").stat().st_size}
+    apart = [float(one) for one in re.findall(r"differs by (\S+) of", done.stdout)]
+    return {"said": f"{max(apart):.1e}" if apart else "the same bits", "size": (build / "verify").stat().st_size}
 
 
 def _milliseconds(call: Callable[[], object]) -> float:
@@ -90,10 +115,15 @@ def in_words(found: dict[str, Any]) -> str:
     said = next(iter(agree)) if len(agree) == 1 else ", ".join(f"{language} {words}" for language, words in found["said"].items())
     languages = f" ({', '.join(found['said'])})" if len(agree) == 1 and len(found["said"]) > 1 else ""
     operators = f", {found['operators']} operators" if found["operators"] else ""
-    return f"{said}{languages}; {found['size'] / 1e6:.2f} MB; {found['here']:.2g} ms, eager {found['eager']:.2g}{operators}"
+    built = f", built alone {found['built'] / 1e6:.2f} MB" if found["built"] else ""
+    return f"{said}{languages}; {found['size'] / 1e6:.2f} MB; {_short(found['here'])} ms, eager {_short(found['eager'])}{operators}{built}"
 
 
-def made(models: list[str], kinds: list[str], keep: Callable[[str, str, str], None]) -> None:
+def _short(number: float) -> str:
+    return f"{number:.2g}" if number < 100 else f"{number:.0f}"
+
+
+def made(models: list[str], kinds: list[str], sources: list[str], keep: Callable[[str, str, str], None]) -> None:
     """Each cell of these models and formats, each in a process of its own, handed on as soon as it is there."""
     with tempfile.TemporaryDirectory(prefix="samewise-exports-") as temporary:
         root, runs = Path(temporary), dict[str, Path]()
@@ -104,7 +134,7 @@ def made(models: list[str], kinds: list[str], keep: Callable[[str, str, str], No
                 subprocess.run([sys.executable, "-m", "samewise", "train", *tiny], check=True, capture_output=True)
                 runs[experiment] = next(root.glob(f"runs/{experiment}/*"))
             for kind in kinds:
-                keep(name, kind, _in_a_process(runs[experiment], kind, options, root / f"{number}-{kind}"))
+                keep(name, kind, _in_a_process(runs[experiment], kind, options, root / f"{number}-{kind}", sources))
 
 
 def read() -> dict[str, dict[str, str]]:
@@ -123,8 +153,8 @@ def write(cells: dict[str, dict[str, str]]) -> None:
     PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
 
 
-def _in_a_process(run: Path, form: str, options: tuple[str, ...], out: Path) -> str:
-    command = [sys.executable, __file__, "--cell", json.dumps([str(run), form, list(options), str(out)])]
+def _in_a_process(run: Path, form: str, options: tuple[str, ...], out: Path, sources: list[str]) -> str:
+    command = [sys.executable, __file__, "--cell", json.dumps([str(run), form, list(options), str(out), sources])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -140,14 +170,16 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--formats", help="some of them, with commas")
+    for name in ("executorch", "flatbuffers"):
+        parser.add_argument(f"--{name}", type=Path, help=f"a checkout of {name}'s sources")
     parser.add_argument("models", nargs="*", choices=[*MODELS, []], metavar="MODEL")
     args = parser.parse_args()
     if args.cell:
         from samewise.runner.errors import ConfigError
 
-        run, form, options, out = json.loads(args.cell)
+        run, form, options, out, sources = json.loads(args.cell)
         try:
-            print(json.dumps(cell(Path(run), form, options, Path(out))))
+            print(json.dumps(cell(Path(run), form, options, Path(out), sources)))
         except ConfigError as error:
             print(f"refused: {error.problems[0].message}", file=sys.stderr)
             return 2
@@ -160,7 +192,8 @@ def main() -> int:
         if args.write:
             write(cells)
 
-    made(args.models or list(MODELS), args.formats.split(",") if args.formats else list(FORMATS), keep)
+    sources = [str(args.executorch.resolve()), str(args.flatbuffers.resolve())] if args.executorch and args.flatbuffers else []
+    made(args.models or list(MODELS), args.formats.split(",") if args.formats else list(FORMATS), sources, keep)
     return 0
 
 
