@@ -69,7 +69,7 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
     built = _selective(out, sources) if form == "executorch" and sources else {}
     times = [_milliseconds(one) / samples for one in (eager, lambda: load(call.inputs))]
     assert {one.language for one in clients.CLIENTS} >= {one.language for one in held} - {"Python"}
-    said = {one.language: "the same bits" if one.same else f"{one.apart.relative:.1e}" if one.apart else one.words for one in held}
+    said = {one.language: "the same bits" if one.same else f"{one.apart.relative:.1e}" if one.apart else _refused(one) for one in held}
     if lost := json.loads((out / "export.json").read_text())["formats"][form].get("accuracy"):
         said = {"Python": f"{lost['differs']:.1e}, {lost['metric']} {lost['quantised']:.3g} for {lost['exact']:.3g}"}
     if built:
@@ -117,6 +117,11 @@ def in_words(found: dict[str, Any]) -> str:
     operators = f", {found['operators']} operators" if found["operators"] else ""
     built = f", built alone {found['built'] / 1e6:.2f} MB" if found["built"] else ""
     return f"{said}{languages}; {found['size'] / 1e6:.2f} MB; {_short(found['here'])} ms, eager {_short(found['eager'])}{operators}{built}"
+
+
+def _refused(one: Any) -> str:
+    """Why a runtime does not run a file, of which another gives results."""
+    return "refused: " + one.words.removeprefix(f"{one.language} cannot run it: ").rstrip(".")
 
 
 def _short(number: float) -> str:

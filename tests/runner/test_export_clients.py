@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -184,6 +185,37 @@ def test_an_onnx_model_runs_in_python_without_samewise_and_torch(tmp_path: Path)
     ended = verify(folder)
     assert ended.returncode == 2
     assert "cut short" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_selective_build_of_executorch_runs_its_export_and_tells_of_another(tmp_path: Path) -> None:
+    """Name checkouts of ExecuTorch's and flatbuffers' sources in EXECUTORCH and FLATBUFFERS to have it run."""
+    pytest.importorskip("executorch", reason="executorch is not installed")
+    if not (sources := [f"-D{name}={os.environ[name]}" for name in ("EXECUTORCH", "FLATBUFFERS") if name in os.environ])[1:]:
+        pytest.skip("EXECUTORCH and FLATBUFFERS name no sources")
+    folder, build = exported("executorch", tmp_path), tmp_path / "build"
+    options = [f"-DEXPORT={folder}", f"-DPYTHON={sys.executable}", *sources]
+    for command in (["cmake", "-S", str(EXAMPLES / "executorch"), "-B", str(build), *options], ["cmake", "--build", str(build)]):
+        subprocess.run(command, check=True, capture_output=True)
+
+    def verify(folder: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(build / "verify"), str(folder)], capture_output=True, text=True, check=False)
+
+    said = verify(folder)
+    assert said.returncode == 0, said.stdout + said.stderr
+    held = next(one for one in json.loads((folder / "export.json").read_text())["formats"].values())["compared"]
+    assert said.stdout.splitlines()[-1].partition(" (")[0] == held.partition(" (")[0]
+    assert verify(altered(folder, tmp_path / "wrong", 0.5)).returncode == 1
+    assert (build / "verify").stat().st_size < 1_000_000
+
+    from samewise.runner.cli import main
+
+    assert main(["train", "experiment=gan_digits", *TINY, f"run_root={tmp_path / 'runs'}"]) == 0
+    assert main(["export", str(next(tmp_path.glob("runs/gan_digits/*"))), "--to", "executorch", "--out", str(tmp_path / "other")]) == 0
+    ended = verify(tmp_path / "other")
+    assert ended.returncode == 2
+    assert "lacks an operator of the model: build it for this export" in ended.stderr
 
 
 @pytest.mark.slow

@@ -169,7 +169,7 @@ GENERATOR = ["experiment=gan_digits", "debug=tiny", "max_steps=2", "evaluate.pic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["classification", "detection", "adversarial", "vocoder"])
+@pytest.mark.parametrize("recipe", [*EXPERIMENTS, "adversarial"])
 def test_an_export_that_is_logged_answers_with_what_onnxruntime_makes_of_its_file(samewise, recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
