@@ -21,6 +21,7 @@ from samewise.recipes.parts.classification_scores import ClassificationScores, M
 from samewise.recipes.parts.labelled_images import as_record, as_tensor, stacked
 from samewise.recipes.parts.losses import shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
+from samewise.recipes.parts.test_time import check_kind, views
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, class_names
 
@@ -39,6 +40,8 @@ class Classification(Recipe):
         loss: From logits float32[B, K] and labels, int64[B] or float32[B, K], to each image's loss, float[B] (`parts.losses`), in training and in
             evaluation; None: cross-entropy.
         metrics: More metrics of an evaluation, by name (`parts.named_metrics`).
+        test_time_augmentation: `none`, `flip` or `flip_and_translate`: evaluate and predict by the mean of the logits of 1, 2 or 6 versions of each image
+            (`parts.test_time`). An export has the model alone.
     """
 
     gives = "one row of scores for each sample; softmax makes probabilities of them, and the largest names the class"
@@ -53,6 +56,7 @@ class Classification(Recipe):
         reads: Mapping[str, Any] | None = None,
         loss: nn.Module | None = None,
         metrics: Mapping[str, Any] | None = None,
+        test_time_augmentation: str = "none",
     ) -> None:
         if not 0.0 <= label_smoothing <= 1.0:
             raise ConfigError(Problem("recipe.label_smoothing", "not a share", label_smoothing, "a number from 0 to 1"))
@@ -71,6 +75,7 @@ class Classification(Recipe):
         self.top_k = tuple(top_k)
         self.criterion = loss
         self.metrics = NamedMetrics(metrics)
+        self._views = check_kind(test_time_augmentation, "recipe.test_time_augmentation")
         self._range_is_known = num_classes is not None
 
     def collate(self, samples: Sequence[Any]) -> Batch:
@@ -108,7 +113,7 @@ class Classification(Recipe):
         return Loss(total, count=len(logits), parts={"accuracy": _hits(logits.detach(), batch["label"])})
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredClassification:
-        logits = self._logits(model, batch)
+        logits = self._mean_logits(model, batch)
         probabilities, prediction = logits.softmax(1), logits.argmax(1)
         label = batch["label"] if batch["label"].dim() == 1 else _likeliest_label(batch["label"], prediction)
         loss = F.cross_entropy(logits, batch["label"], reduction="none") if self.criterion is None else self._each(self.criterion, logits, batch["label"])
@@ -139,7 +144,7 @@ class Classification(Recipe):
         return {"image": image, "label": 0, "file": str(file)}
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
-        probabilities = self._logits(model, batch).softmax(1).cpu()
+        probabilities = self._mean_logits(model, batch).softmax(1).cpu()
         files = batch["file"] if self.takes == "images" and not self._as_stored else [None] * len(probabilities)
         return [Classified(each, self.classes, file) for each, file in zip(probabilities, files, strict=True)]
 
@@ -166,6 +171,12 @@ class Classification(Recipe):
             _check_range(batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs")
             self._range_is_known = True
         return output.to(torch.promote_types(output.dtype, torch.float32))
+
+    def _mean_logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """float32[B, K]: over the versions of each image."""
+        if self._views == "none":
+            return self._logits(model, batch)
+        return torch.stack([weight * self._logits(model, {**batch, "image": image}) for weight, image in views(batch["image"], self._views)]).sum(0)
 
     def _each(self, criterion: nn.Module, logits: Tensor, label: Tensor) -> Tensor:
         """float32[B]: each image's loss, of the shape that was asked for."""

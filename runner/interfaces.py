@@ -182,6 +182,9 @@ class BatchTransform(nn.Module, abc.ABC):
     (which the step's stream has seeded; so CPU and CUDA choose alike), `apply` is a pure function of the batch and the choices.
     """
 
+    needs_places = False
+    """Whether in training it needs the entry `place`, int64[B, 2], on the batch's device: each sample's epoch, from 0, and its index in the data set."""
+
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         """Random choices for `size` samples: names to CPU tensors whose first dimension is `size`. Default: none."""
         return {}

@@ -15,6 +15,9 @@ from samewise.datasets.transforms.images import ImageTransform, chance, image_si
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch
 
+_STRIDE = -0x61C8864680B583EB
+"""splitmix64's, 0x9E3779B97F4A7C15, as a signed number; likewise the factors of `_mixed`."""
+
 
 class _Flip(ImageTransform):
     """Choices: `flip`, bool[B]."""
@@ -38,6 +41,36 @@ class RandomHorizontalFlip(_Flip):
     """Left and right exchanged, with probability `p`. Choices: `flip`, bool[B]."""
 
     dimension = -1
+
+
+@final
+class AlternatingHorizontalFlip(_Flip):
+    """Left and right exchanged in every second epoch; for half of the images, which half being random, that is the first, third, ... of them.
+
+    So any two epochs in a row show each image once as it is and once flipped, where random flips show half of the images twice alike (K. Jordan 2024,
+    arXiv 2404.00498, section 3.6). A function of seed, epoch and the image's index, so neither workers nor a resumed run change it.
+
+    Args:
+        seed: Another seed, another half.
+    """
+
+    dimension = -1
+    needs_places = True
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._start = int(_mixed(torch.tensor(seed)))
+
+    def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
+        if "place" not in batch:
+            hint = "in transforms.eval, leave it out"
+            raise ConfigError(Problem("transforms", f"{type(self).__name__} is only for training", sorted(batch), "an entry `place` in the batch", hint))
+        epoch, index = batch["place"].unbind(1)
+        is_first = _mixed(index * _STRIDE + self._start) < 0
+        return super().apply(batch, {"flip": is_first == (epoch % 2 == 0)})
+
+    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        return {}
 
 
 @final
@@ -160,6 +193,13 @@ class Resize(ImageTransform):
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         return functional.resize(images, self.size, interpolation=self.interpolation, antialias=self.antialias)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """int64 to int64, one to one, each bit of which depends on all: the finaliser of splitmix64 (Steele, Lea, Flood 2014), modulo 2**64."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        numbers = (numbers ^ ((numbers >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return numbers
 
 
 def interpolation_of(name: str) -> InterpolationMode:

@@ -52,14 +52,15 @@ MODULE = Kind(
 METRIC = Kind("a metric", ("torchmetrics.classification",), "torchmetrics.Metric")
 DATASET = Kind("a data set", ("torchvision.datasets", "torchaudio.datasets", "samewise.datasets"), methods=("__getitem__", "__len__"))
 TRANSFORM = Kind("a transform", ("torchvision.transforms", "torchaudio.transforms", "samewise.datasets.transforms", "torch.nn"), methods=("__call__",))
+OPTIMIZER = Kind("an optimizer", ("torch.optim", "samewise.runner.optim.muon"), "torch.optim.Optimizer")
 SCHEDULE = Kind("a schedule", ("samewise.runner.optim",), "samewise.runner.optim.schedules.base.Schedule")
 KINDS = {
     "recipe": Kind("a recipe", ("samewise.recipes",), f"{INTERFACES}.Recipe"),
     "model": MODULE,
     "dataset.*": DATASET,
     "transforms.*.*.*": TRANSFORM,
-    "optimizer": Kind("an optimizer", ("torch.optim",), "torch.optim.Optimizer"),
-    "optimizer.*": Kind("an optimizer", ("torch.optim",), "torch.optim.Optimizer"),
+    "optimizer": OPTIMIZER,
+    "optimizer.*": OPTIMIZER,
     "scheduler": SCHEDULE,
     "precision": Kind("a precision", ("samewise.runner.precision",), "samewise.runner.precision.Precision"),
     "strategy": Kind("a strategy", ("samewise.runner.strategies",), "samewise.runner.strategies.base.Strategy"),

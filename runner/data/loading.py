@@ -64,7 +64,10 @@ class Failure:
 
 
 class KeyedDataset(Dataset[Any]):
-    """Answers a `Key` with a collated batch. A data set with a `batch(indices)` method (in memory, nothing random) is asked once."""
+    """Answers a `Key` with a collated batch. A data set with a `batch(indices)` method (in memory, nothing random) is asked once.
+
+    With `says_places` a batch has an entry more, `place`, int64[B, 2]: each sample's epoch and its index in the data set.
+    """
 
     def __init__(
         self, dataset: Any, collate: Collate, *, seed: int, stream: str, name: str = "dataset", require: Callable[[Batch], None] = lambda batch: None
@@ -77,11 +80,17 @@ class KeyedDataset(Dataset[Any]):
         self._whole = getattr(dataset, "batch", None)
         self._drawn = Drawn()
         self._require = require
+        self.says_places = False
 
     def __getitem__(self, key: Key) -> Batch | Failure:
-        if self._whole is not None:
-            return self._made(key, ())
-        return self._drawn(partial(self._made, key), partial(self._made, replace(key, indices=key.indices[:1])))
+        batch = (
+            self._made(key, ())
+            if self._whole is not None
+            else self._drawn(partial(self._made, key), partial(self._made, replace(key, indices=key.indices[:1])))
+        )
+        if not self.says_places or isinstance(batch, Failure):
+            return batch
+        return {**batch, "place": torch.tensor([(key.epoch, index) for index in key.indices])}
 
     def _made(self, key: Key, seeded: Collection[str]) -> Batch | Failure:
         """The samples, collated; each enters its stream in the generators that are `seeded`."""

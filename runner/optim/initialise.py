@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast, final
 
 import torch
@@ -17,6 +18,7 @@ from samewise.runner.optim.frozen import bare_statistics, freeze
 from samewise.runner.optim.matching import Named, matching, named_parameters
 from samewise.runner.optim.parametrise import parametrise
 from samewise.runner.optim.weights import Loaded, load_weights
+from samewise.runner.optim.whitening import Images, whitening_
 
 METHODS: Final[Mapping[str, Callable[..., Tensor]]] = {
     "zeros": nn.init.zeros_,
@@ -30,8 +32,9 @@ METHODS: Final[Mapping[str, Callable[..., Tensor]]] = {
     "kaiming_uniform": nn.init.kaiming_uniform_,
     "kaiming_normal": nn.init.kaiming_normal_,
     "orthogonal": nn.init.orthogonal_,
+    "whitening": whitening_,
 }
-"""torch.nn.init, with its arguments."""
+"""torch.nn.init, with its arguments, and what looks at training images."""
 
 SETTINGS: Final = ("rules", "weights", "sha256", "into", "strict", "exclude", "parametrisations", "frozen", "frozen_statistics")
 
@@ -52,7 +55,7 @@ class Initialised:
     frozen: tuple[str, ...]
 
 
-def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = "") -> Initialised:
+def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = "", images: Images | None = None) -> Initialised:
     """Initialise `model` in place: rules, then weights from a file, then parametrisations, then what is frozen.
 
     Args:
@@ -62,6 +65,7 @@ def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = 
             bias goes by the first rule that sets it. `weights`, `sha256`, `into`, `strict`, `exclude`: see `weights.load_weights`. `parametrisations`: see
             `parametrise`. `frozen`: patterns of parameters that are not trained; `frozen_statistics`: freeze (if missing) or train, see `frozen.freeze`.
         made_by: The model's `_target_`, whose published weights may be given by a short name.
+        images: Training images for the methods that look at some; None: these leave weights as they are, since others are loaded afterwards.
 
     Raises:
         ConfigError: a setting is wrong, a pattern matches nothing, or the file does not fit the model.
@@ -70,7 +74,7 @@ def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = 
     unknown = [Problem(f"initialise.{key}", "no such key", hint=nearest(key, SETTINGS)) for key in given if key not in SETTINGS]
     if unknown:
         raise ConfigError(*unknown)
-    counts = _apply_rules(model, given.get("rules") or {})
+    counts = _apply_rules(model, given.get("rules") or {}, images)
     parametrisations = given.get("parametrisations") or {}
 
     def make_parametrisations() -> None:
@@ -91,7 +95,7 @@ def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = 
     return Initialised(counts, loaded, tuple(one.name for one in frozen))
 
 
-def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any]) -> dict[str, int]:
+def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any], images: Images | None) -> dict[str, int]:
     named = rules if isinstance(rules, Mapping) else {str(index): rule for index, rule in enumerate(rules)}
     every = named_parameters(model)
     chosen: dict[str, tuple[str, Callable[[Tensor], Any]]] = {}
@@ -110,7 +114,7 @@ def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any]) -> 
     for one in every:
         if one.name in chosen:
             name, method = chosen[one.name]
-            _initialise(one, method, f"initialise.rules.{name}")
+            _initialise(one, method, f"initialise.rules.{name}", images)
             counts[name] = counts.get(name, 0) + 1
     return counts
 
@@ -139,18 +143,18 @@ def _method(given: Any, path: str) -> Callable[[Tensor], Any]:
             Problem(f"{path}.method" if isinstance(given, Mapping) else path, "is not a method of initialisation", name, hint=nearest(str(name), METHODS))
         )
     method = METHODS[name]
-    accepted = [key for key in inspect.signature(method).parameters if key not in ("tensor", "generator")]
+    accepted = [key for key in inspect.signature(method).parameters if key not in ("tensor", "generator", "images")]
     unknown = [key for key in settings if key not in accepted]
     if unknown:
         raise ConfigError(Problem(f"{path}.{unknown[0]}", f"is not an argument of {name}", settings[unknown[0]], hint=nearest(unknown[0], accepted)))
     if name == "constant" and "val" not in settings:
         raise ConfigError(Problem(f"{path}.val", "is missing (the constant to fill with)"))
-    return lambda tensor: method(tensor, **settings)
+    return partial(method, **settings)
 
 
-def _initialise(one: Named, method: Callable[[Tensor], Any], path: str) -> None:
+def _initialise(one: Named, method: Callable[..., Any], path: str, images: Images | None) -> None:
     try:
         with torch.no_grad():
-            method(one.parameter)
+            method(one.parameter, **({"images": images} if "images" in inspect.signature(method).parameters else {}))
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(Problem(path, f"cannot initialise {one.name} {list(one.parameter.shape)}: {error}")) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samewise.runner.config.check import unread
@@ -21,7 +21,7 @@ from samewise.runner.config.tree import plain
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform, fingerprint
 from samewise.runner.data.device import mover
-from samewise.runner.data.loading import KeyedDataset
+from samewise.runner.data.loading import Key, KeyedDataset, Loader
 from samewise.runner.data.order import InOrder, Order, Shuffled
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, DataError, Problem
@@ -87,7 +87,10 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     total_steps = cfg.max_epochs * plan.steps_per_epoch
     total_steps = min(total_steps, cfg.max_steps) if cfg.max_steps is not None else total_steps
     channels_last = str(cfg.memory_format) == "channels_last"
-    model = _model(cfg, make, strategy.device, channels_last=channels_last)
+    transforms = {stage: _batch_transforms(make, stage) for stage in ("train", "eval")}
+    splits["train"].keyed.says_places = getattr(transforms["train"], "need_places", False)
+    images = partial(_images, cfg, make, recipe, splits["train"].dataset, transforms["eval"])
+    model = _model(cfg, make, strategy.device, channels_last=channels_last, images=images)
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
     require_possible(cfg, asked, device=strategy.device, phases=recipe.phases)
     strategy.compiled = compiler(cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic)
@@ -132,7 +135,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         schedule=schedule,
         precision=precision,
         strategy=strategy,
-        transforms={stage: _batch_transforms(make, stage) for stage in ("train", "eval")},
+        transforms=transforms,
         splits=splits,
         order=order,
         plan=plan,
@@ -247,17 +250,33 @@ def _splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]:
         stage = "train" if name == "train" else "eval"
         with streams.scope(cfg.seed, "dataset"):
             dataset = make(f"dataset.{name}")
-        transforms = [make(f"transforms.{stage}.sample.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
-        keyed = KeyedDataset(
-            WithTransform.of(dataset, transforms),
-            recipe.collate,
-            seed=cfg.seed,
-            stream="sample" if name == "train" else "eval",
-            name=f"dataset.{name}",
-            require=recipe.require,
-        )
-        splits[name] = Split(name, dataset, keyed)
+        splits[name] = Split(name, dataset, _keyed(cfg, make, recipe, dataset, name, stage=stage))
     return splits
+
+
+def _keyed(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str) -> KeyedDataset:
+    """A split's data set with the sample transforms of a stage."""
+    transforms = [make(f"transforms.{stage}.sample.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
+    return KeyedDataset(
+        WithTransform.of(dataset, transforms),
+        recipe.collate,
+        seed=cfg.seed,
+        stream="sample" if stage == "train" else "eval",
+        name=f"dataset.{split}",
+        require=recipe.require,
+    )
+
+
+def _images(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, transform: Callable[[Batch], Batch], samples: int) -> Tensor:
+    """So many of the training images, evenly spaced, as images are evaluated."""
+    length, taken = len(dataset), min(samples, len(dataset))
+    key = Key(0, 0, tuple(number * length // taken for number in range(taken)))
+    with streams.preserve_generators():
+        (batch,) = Loader(_keyed(cfg, make, recipe, dataset, "train", stage="eval"), lambda: iter([key]))
+        images = transform(batch).get("image")
+    if not isinstance(images, Tensor):
+        raise ConfigError(Problem("initialise", "looks at training images, but a batch of this recipe has none", sorted(batch), "an entry `image`"))
+    return images
 
 
 def _require_train_and_valid(splits: Mapping[str, Split]) -> None:
@@ -274,18 +293,24 @@ def _order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
     return (Shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
 
 
-def _batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
-    made = make(f"transforms.{stage}").get("batch") or []
+class _BatchTransforms:
+    """One after the other."""
 
-    def apply(batch: Batch) -> Batch:
-        for transform in made:
+    def __init__(self, transforms: Sequence[Callable[[Batch], Batch]]) -> None:
+        self._transforms = transforms
+        self.need_places = any(getattr(one, "needs_places", False) for one in transforms)
+
+    def __call__(self, batch: Batch) -> Batch:
+        for transform in self._transforms:
             batch = transform(batch)
         return batch
 
-    return apply
+
+def _batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
+    return _BatchTransforms(make(f"transforms.{stage}").get("batch") or [])
 
 
-def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: bool) -> nn.Module:
+def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: bool, images: Callable[[int], Tensor] | None = None) -> nn.Module:
     """The model with its initial weights: made on the CPU in a stream of its own, so that they are the same on every device."""
     with streams.scope(cfg.seed, "init"):
         model = make("model")
@@ -293,7 +318,7 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
             raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
         model.train()  # before anything is frozen: a layer that is held stays in evaluation
         if cfg.initialise is not None:
-            initialise(model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")))
+            initialise(model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images)
         freeze_groups(model, plain(cfg.param_groups) or {})
     determinism.require_deterministic(model, device, cfg.reproducibility)
     if channels_last:

@@ -11,11 +11,21 @@ from torch import Tensor
 from samewise.datasets.transforms.affine import RandomAffine
 from samewise.datasets.transforms.colour import ColorJitter, RandomGrayscale
 from samewise.datasets.transforms.erasing import RandomErasing
-from samewise.datasets.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
+from samewise.datasets.transforms.geometry import (
+    AlternatingHorizontalFlip,
+    CenterCrop,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
 from samewise.datasets.transforms.numeric import Normalize, ToFloat
 from samewise.datasets.transforms.policies import RandAugment, TrivialAugmentWide
 from samewise.runner.data import streams
+from samewise.runner.data.loading import Key, KeyedDataset, Loader
+from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Batch, BatchTransform
 
 MAKERS: dict[str, Callable[[], BatchTransform]] = {
@@ -157,3 +167,36 @@ def test_deterministic_algorithms_are_enough_for_every_transform():
             ALL[name]()(batch_of(dtype))
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def flipped(epoch: int, seed: int = 0, *, workers: int = 0) -> list[bool]:
+    """By index, whether an image is flipped in an epoch, which has the samples in an order of its own."""
+    images = [{"image": torch.arange(2.0).expand(1, 1, 2), "number": number} for number in range(2000)]
+    keyed = KeyedDataset(images, torch.utils.data.default_collate, seed=0, stream="sample")
+    keyed.says_places = True
+    order = torch.randperm(2000, generator=torch.Generator().manual_seed(epoch)).tolist()
+    keys = [Key(epoch, start, tuple(order[start : start + 500])) for start in range(0, 2000, 500)]
+    transform, seen = AlternatingHorizontalFlip(seed), dict[int, bool]()
+    for batch in Loader(keyed, lambda: iter(keys), num_workers=workers):
+        torch.rand(3)
+        made = transform(batch)
+        assert made["place"] is batch["place"]
+        seen |= dict(zip(batch["number"].tolist(), (made["image"][:, 0, 0, 0] == 1).tolist(), strict=True))
+    return [seen[number] for number in range(2000)]
+
+
+def test_two_epochs_in_a_row_show_each_image_once_each_way():
+    epochs = [flipped(epoch) for epoch in range(4)]
+    assert epochs[0] == epochs[2] == [not one for one in epochs[1]] == [not one for one in epochs[3]]
+    assert 900 < sum(epochs[0]) < 1100  # half, within four and a half deviations
+    assert 900 < sum(one == other for one, other in zip(epochs[0], epochs[0][1:], strict=False)) < 1100  # and neighbours have nothing to do with each other
+
+
+def test_another_seed_flips_others_and_workers_flip_the_same():
+    assert 900 < sum(one == other for one, other in zip(flipped(0), flipped(0, seed=1), strict=True)) < 1100
+    assert flipped(1, workers=2) == flipped(1)
+
+
+def test_alternating_flips_are_for_training_alone():
+    with pytest.raises(ConfigError, match="is only for training"):
+        AlternatingHorizontalFlip()({"image": torch.zeros(1, 1, 2, 2)})

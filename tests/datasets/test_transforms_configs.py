@@ -25,7 +25,7 @@ SIZES = {"imagenet": (224, 224), "imagenet_v2": (176, 224)}
 
 
 def built(choice: str, split: str, **overrides: Any) -> tuple[list[Any], list[Any]]:
-    config = OmegaConf.create({"dataset": {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.3], "num_classes": 6}})
+    config = OmegaConf.create({"seed": 0, "dataset": {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.3], "num_classes": 6}})
     config.transforms = OmegaConf.merge(OmegaConf.create((FOLDER / f"{choice}.yaml").read_text()), overrides)
     OmegaConf.resolve(config)
     return tuple(list(instantiate(config.transforms[split][level], _convert_="all")) for level in ("sample", "batch"))  # type: ignore[return-value]
@@ -40,14 +40,14 @@ def passed(choice: str, split: str, overrides: dict[str, Any] | None = None, *, 
             pixels = random.integers(0, 256, (size + 9 * number, size + 40, 3) if varied else (size, size, 3), dtype=np.uint8)
             one: Any = {"image": Image.fromarray(pixels), "label": number % 6}
             samples.append(v2.Compose(sample)(one) if sample else one)
-        made = Classification(num_classes=6).collate(samples)
+        made = Classification(num_classes=6).collate(samples) | {"place": torch.tensor([(0, number) for number in range(8)])}
         for transform in batch:
             made = transform(made)
     return made
 
 
 def test_the_choices_are_there():
-    assert {"images", "digits", "cifar", "imagenet", "imagenet_v2", "none"} == set(IMAGES)
+    assert {"images", "digits", "cifar", "cifar_alternating", "imagenet", "imagenet_v2", "none"} == set(IMAGES)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

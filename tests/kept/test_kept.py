@@ -18,6 +18,7 @@ LONG = (
     "conv_tasnet_wsj0_2mix",
     "resnet50_fine_tuned",
     "resnet50_imagenet",
+    "resnet_cifar10_paper",
     "retinanet_coco",
     "wav2letter_librispeech",
     "wavernn_libritts",

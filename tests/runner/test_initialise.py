@@ -20,7 +20,7 @@ from samewise.runner.errors import ConfigError
 from samewise.runner.optim.initialise import METHODS, initialise
 from samewise.runner.optim.weights import Loaded
 
-CHOICES = sorted(path for path in (Path(__file__).parents[2] / "configs" / "initialise").glob("*.yaml") if path.stem != "lora")
+CHOICES = sorted(path for path in (Path(__file__).parents[2] / "configs" / "initialise").glob("*.yaml") if path.stem not in ("lora", "whitening"))
 
 
 def network() -> nn.Sequential:
@@ -51,7 +51,7 @@ METHOD_ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "whitening"])
 def test_each_method_gives_what_torchs_gives_and_touches_nothing_else(name: str) -> None:
     arguments = METHOD_ARGUMENTS.get(name, {})
     model, expected = network(), torch.empty(8, 3, 3, 3)
@@ -358,3 +358,54 @@ def test_settings_may_come_as_a_node_of_a_config() -> None:
     given = {"rules": [{"match": ["linear"], "weight": {"method": "constant", "val": 2.0}}], "frozen": ["0.*"]}
     assert initialise(model, OmegaConf.create(given)).frozen == ("0.weight", "0.bias")
     assert model[3].weight.unique().tolist() == [2.0]
+
+
+def photographs(samples: int, channels: int = 3) -> torch.Tensor:
+    """float32[samples, channels, 16, 16]: noise that neighbours and channels have in common, with a mean of 0."""
+    noise = torch.randn(samples, channels + 1, 18, 18, generator=torch.Generator().manual_seed(0))
+    return nn.functional.avg_pool2d(noise, 3, 1)[:, :-1] * 4 + noise[:, -1:, 1:-1, 1:-1]
+
+
+@pytest.mark.parametrize(("channels", "outputs"), [(3, 24), (3, 12), (1, 8)])
+def test_a_whitening_convolutions_outputs_are_uncorrelated_with_a_variance_of_one(channels: int, outputs: int) -> None:
+    model = nn.Sequential(nn.Conv2d(channels, outputs, 2, bias=False))
+    rule = {"match": "convolution", "weight": {"method": "whitening", "samples": 64, "eps": 0.0}}
+    initialise(model, rules(a=rule), images=lambda samples: photographs(samples, channels))
+    seen = model.double()(photographs(64, channels).double()).transpose(0, 1).flatten(1)
+    half = channels * 4
+    covariance = seen[:half] @ seen[:half].T / seen.shape[1]
+    assert torch.allclose(covariance, torch.eye(half, dtype=torch.float64), atol=1e-5)  # as far as weights in float32 go
+    assert torch.equal(seen[half:], -seen[:half][: outputs - half])
+    matrix = model[0].weight[:half].flatten(1)
+    norms = matrix.norm(dim=1)
+    assert (norms.diff() > 0).all()  # the direction in which patches differ most comes first, and is scaled down most
+    assert (matrix.gather(1, matrix.abs().argmax(1, keepdim=True)) > 0).all()
+
+
+def test_whitening_does_not_blow_up_what_hardly_differs() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 12, 2))
+    initialise(model, rules(a={"match": "convolution", "weight": "whitening"}), images=lambda samples: photographs(64)[:, :1].expand(-1, 3, -1, -1))
+    norms = model[0].weight.flatten(1).norm(dim=1)
+    assert torch.allclose(norms[4:], torch.full((8,), 5e-4**-0.5), rtol=1e-3)
+
+
+def test_whitening_without_images_leaves_the_weight_that_is_loaded_later() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 12, 2))
+    before = model[0].weight.clone()
+    initialise(model, rules(a={"match": "convolution", "weight": "whitening"}))
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("layer", "settings", "told"),
+    [
+        (nn.Conv2d(3, 13, 2), {}, r"a convolution \[n or 2 n, C, h, w\] with n = C h w"),
+        (nn.Conv2d(1, 4, 2), {}, r"needs images \[B, 1, H, W\], not \[64, 3, 16, 16\]"),
+        (nn.Conv2d(3, 12, 2), {"samples": 0}, "samples must be at least 1"),
+        (nn.Conv2d(3, 12, 2), {"sample": 5}, "did you mean 'samples'"),
+    ],
+)
+def test_what_cannot_be_whitened_is_told(layer: nn.Module, settings: dict[str, Any], told: str) -> None:
+    given = {"match": "convolution", "weight": {"method": "whitening", **settings}}
+    with pytest.raises(ConfigError, match=told):
+        initialise(nn.Sequential(layer), rules(a=given), images=lambda samples: photographs(64))

@@ -19,11 +19,12 @@ from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.build import build_optimizers, describe, implementation
+from samewise.runner.optim.muon import Muon
 
 CHOICES = sorted((Path(__file__).parents[2] / "configs" / "optimizer").glob("*.yaml"))
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
 SAMEWISE_DEFAULTS = {"SGD": {"lr": 0.1, "momentum": 0.9}}
-make = functools.partial(instantiate, allowed=("torch.optim", "torch.nn"))
+make = functools.partial(instantiate, allowed=("torch.optim", "torch.nn", "samewise.runner.optim.muon"))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -50,7 +51,8 @@ def sgd(**settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
 def test_a_choice_lists_the_constructors_arguments_with_their_defaults_lr_first(path: Path) -> None:
     node = read(path)
-    kind = getattr(torch.optim, node.pop("_target_").rpartition(".")[2])
+    target = node.pop("_target_")
+    kind = Muon if target.startswith("samewise.") else getattr(torch.optim, target.rpartition(".")[2])
     assert node.pop("_partial_") is True
     assert next(iter(node)) == "lr"
     defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items() if name != "params"}
@@ -60,7 +62,7 @@ def test_a_choice_lists_the_constructors_arguments_with_their_defaults_lr_first(
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
 def test_every_choice_trains_and_says_its_implementation(path: Path) -> None:
-    model = network(matrices=path.stem == "muon")
+    model = network(matrices=path.stem.startswith("muon"))
     made = build(read(path), model)
     optimizer = made["train"]
     inputs = torch.randn(16, 6)

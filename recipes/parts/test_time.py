@@ -1,0 +1,39 @@
+"""Test-time augmentation: the mean of what a model makes of several versions of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from samewise.runner.errors import ConfigError, Problem, nearest
+
+KINDS: Final = ("none", "flip", "flip_and_translate")
+
+
+def check_kind(kind: str, path: str) -> str:
+    """A kind of test-time augmentation, checked."""
+    if kind not in KINDS:
+        raise ConfigError(Problem(path, "is not a kind of test-time augmentation", kind, ", ".join(KINDS), nearest(str(kind), KINDS)))
+    return kind
+
+
+def views(images: Tensor, kind: str) -> Sequence[tuple[float, Tensor]]:
+    """The versions of some images, the images themselves first, with the weights of their mean (K. Jordan 2024, arXiv 2404.00498, section 3.5).
+
+    Args:
+        images: float[B, C, H, W], or clips [B, C, T, H, W].
+        kind: `none`; `flip`: left and right exchanged; `flip_and_translate`: also shifted by a pixel up and left, and down and right, what comes in at the
+            edges being mirrored: the shifted ones weigh as much as those that are not.
+    """
+    if kind == "none":
+        return [(1.0, images)]
+    flipped = [images, images.flip(-1)]
+    if kind == "flip":
+        return [(0.5, one) for one in flipped]
+    height, width = images.shape[-2:]
+    padded = F.pad(images.flatten(0, -4), (1, 1, 1, 1), mode="reflect").unflatten(0, images.shape[:-3])
+    shifted = [padded[..., down : down + height, down : down + width] for down in (0, 2)]
+    return [*((0.25, one) for one in flipped), *((0.125, one) for half in shifted for one in (half, half.flip(-1)))]

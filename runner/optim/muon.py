@@ -1,0 +1,136 @@
+"""Muon for weights of any number of dimensions, with SGD for the parameters that it is not meant for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+from torch.optim.sgd import sgd
+
+from samewise.runner.errors import ConfigError, Problem
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the Newton-Schulz iteration: chosen for the steepest slope at zero, at the price of singular values that end anywhere between about 0.5 and 1.5."""
+
+
+@final
+class Muon(Optimizer):
+    """Momentum whose update is orthogonalised (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/); plain SGD for groups with `use_muon: false`.
+
+    A weight of more than two dimensions is taken as the matrix [first dimension, all others], as a convolution's is in airbench94_muon.py
+    (https://github.com/KellerJordan/cifar10-airbench). torch.optim.Muon takes matrices alone, and no other parameters beside them.
+
+    Args:
+        params: Parameters or groups of them, the latter with options of their own.
+        lr: The learning rate. Muon's is not rescaled by the weight's shape.
+        momentum: Of the gradients' running sum, at least 0 and below 1.
+        nesterov: Look ahead: the gradient plus `momentum` times the running sum is the update.
+        weight_decay: With Muon decoupled, each weight times `1 - lr * weight_decay`; with SGD added to the gradient, as torch.optim.SGD.
+        ns_steps: Newton-Schulz iterations of Muon, in bfloat16.
+        ns_coefficients: Their three coefficients.
+        eps: Added to a matrix's norm before it divides it.
+        normalize_weights: Before each step of Muon, scale a weight so that its first dimension's rows have a root mean square norm of 1.
+        use_muon: Whether a group's parameters are orthogonalised.
+
+    Raises:
+        ConfigError: a parameter of fewer than two dimensions is in a group that uses Muon.
+        ValueError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        ns_steps: int = 5,
+        ns_coefficients: Sequence[float] = COEFFICIENTS,
+        eps: float = 1e-7,
+        normalize_weights: bool = False,
+        use_muon: bool = True,
+    ) -> None:
+        options = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
+        super().__init__(params, options)
+        for group in self.param_groups:
+            _check(group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride] (as torch's own)
+        """One step. A parameter without a gradient is left as it is."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["use_muon"]:
+                self._muon(trained, group)
+            elif trained:
+                self._sgd(trained, group)
+        return loss
+
+    def _muon(self, trained: Sequence[Tensor], group: dict[str, Any]) -> None:
+        for weight in trained:
+            gradient = cast("Tensor", weight.grad)
+            state = self.state[weight]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            momentum = state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+            update = gradient.add(momentum, alpha=group["momentum"]) if group["nesterov"] else momentum
+            if group["normalize_weights"]:
+                weight.mul_(len(weight) ** 0.5 / weight.norm())
+            if group["weight_decay"]:
+                weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+            matrix = orthogonalise(update.reshape(len(update), -1), steps=group["ns_steps"], coefficients=group["ns_coefficients"], eps=group["eps"])
+            weight.add_(matrix.view(weight.shape), alpha=-group["lr"])
+
+    def _sgd(self, trained: Sequence[Tensor], group: dict[str, Any]) -> None:
+        momenta: list[Tensor | None] = [self.state[parameter].get("momentum_buffer") for parameter in trained]
+        options = {key: group[key] for key in ("weight_decay", "momentum", "lr", "nesterov")}
+        gradients = [cast("Tensor", parameter.grad) for parameter in trained]
+        sgd(list(trained), gradients, momenta, **options, dampening=0.0, maximize=False, foreach=trained[0].is_cuda)
+        if group["momentum"]:
+            for parameter, momentum in zip(trained, momenta, strict=True):
+                self.state[parameter]["momentum_buffer"] = momentum
+
+
+def orthogonalise(matrix: Tensor, *, steps: int, coefficients: Sequence[float] = COEFFICIENTS, eps: float = 1e-7) -> Tensor:
+    """bfloat16[M, N]: a matrix with the singular vectors of `matrix`, and singular values near 1, by a quintic Newton-Schulz iteration (the source above).
+
+    Args:
+        matrix: float[M, N].
+        steps: Iterations.
+        coefficients: a, b, c: each iteration takes a singular value s to a s + b s^3 + c s^5.
+        eps: Added to the matrix's norm.
+    """
+    a, b, c = coefficients
+    made = matrix.bfloat16()
+    made = made / (made.norm() + eps)  # the largest singular value is then at most 1
+    tall = len(made) > made.shape[1]
+    made = made.T if tall else made
+    for _ in range(steps):
+        gram = made @ made.T
+        made = a * made + (b * gram + c * gram @ gram) @ made
+    return made.T if tall else made
+
+
+def _check(group: dict[str, Any]) -> None:
+    for name, least in (("lr", 0.0), ("momentum", 0.0), ("weight_decay", 0.0), ("eps", 0.0), ("ns_steps", 1)):
+        if not group[name] >= least:
+            raise ValueError(f"{name}: must be at least {least:g}")
+    if group["momentum"] >= 1.0 or (group["nesterov"] and not group["momentum"]):
+        raise ValueError("momentum: must be below 1, and greater than 0 with nesterov")
+    if len(group["ns_coefficients"]) != 3:
+        raise ValueError("ns_coefficients: must be three numbers")
+    if not group["use_muon"]:
+        return
+    names = group.get("param_names") or [f"parameter {number}" for number in range(len(group["params"]))]
+    flat = [f"{name} {list(one.shape)}" for name, one in zip(names, group["params"], strict=True) if one.ndim < 2]
+    if flat:
+        shown = ", ".join(flat[:5]) + (f", and {len(flat) - 5} more" if len(flat) > 5 else "")
+        hint = "put them in a group with use_muon: false, as param_groups=sgd_for_vectors does"
+        raise ConfigError(Problem("param_groups", f"Muon only trains weights of two dimensions or more, not {shown}", hint=hint))

@@ -1,0 +1,49 @@
+"""Airbench's network: its size, its operations, and how it begins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from samewise.recipes.models.airbench import Airbench
+
+
+@pytest.mark.parametrize(
+    ("settings", "published"),
+    # of a whole training in PFLOPs, forwards and backwards, and the images that it takes: the source's tables
+    [({}, 0.29e15 / (8 * 50_000)), ({"widths": [128, 384, 384]}, 1.4e15 / (15 * 50_000))],
+)
+def test_it_takes_the_published_number_of_operations(settings: dict[str, list[int]], published: float):
+    with torch.device("meta"):
+        model = Airbench(**settings)
+        counter = FlopCounterMode(display=False)
+        with counter:
+            model(torch.empty(1, 3, 32, 32)).sum().backward()
+    assert counter.get_total_flops() == pytest.approx(published, rel=0.05)
+
+
+def test_it_has_the_parameters_that_its_config_tells_of():
+    assert sum(parameter.numel() for parameter in Airbench().parameters()) == 1_972_792
+
+
+@pytest.mark.parametrize("convolutions", [2, 3])
+def test_neither_the_whitening_weight_nor_a_scale_is_trained(convolutions: int):
+    model = Airbench(widths=(32, 32, 40), convolutions=convolutions, num_classes=7, in_channels=1)
+    held = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert held == ["whiten.weight", *(f"blocks.{block}.norm{number}.weight" for block in range(3) for number in range(1, convolutions + 1))]
+    output = model(torch.randn(2, 1, 28, 28))
+    assert output.shape == (2, 7)
+    output.sum().backward()
+    assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_convolution_begins_by_passing_on_its_inputs_and_the_head_with_a_deviation_of_one():
+    torch.manual_seed(0)
+    model = Airbench()
+    image = torch.randn(1, 24, 5, 5)
+    convolution = model.get_submodule("blocks.0.conv1")
+    assert isinstance(convolution, nn.Conv2d)
+    assert torch.equal(convolution(image)[:, :24], image)
+    assert model.head.weight.std().item() == pytest.approx(1.0, rel=1e-6)
