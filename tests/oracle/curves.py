@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,15 @@ class Task:
     network: Callable[[], nn.Module]
     plain: Callable[[nn.Module, int, bool], Trained]
     rounding: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def batches(length: int, size: int, steps: int, *, shuffle: bool) -> Iterator[list[int]]:
+    """Whole batches of indices, epoch after epoch."""
+    while steps:
+        order = torch.randperm(length) if shuffle else torch.arange(length)
+        for batch in order[: length // size * size].split(size)[:steps]:
+            yield batch.tolist()
+            steps -= 1
 
 
 class Oracle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from samewise_oracle_curves import Task, Trained
+from samewise_oracle_curves import Task, Trained, batches
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
@@ -80,10 +80,10 @@ def plain(model: nn.Module, steps: int, shuffle: bool, *, data: Callable[[], tup
     optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.02, foreach=False)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps, cycle_momentum=False)
     losses = []
-    for batch in batches(len(images), steps, shuffle=shuffle):
+    for batch in batches(len(images), BATCH, steps, shuffle=shuffle):
         optimizer.zero_grad()
         loss, statistics = 0.0, {}
-        for part in batch.chunk(replicas):
+        for part in torch.tensor(batch).chunk(replicas):
             share = F.cross_entropy(model(images[part].to(precision)), labels[part], label_smoothing=0.1) / replicas
             share.backward()
             loss += share.item()
@@ -98,15 +98,6 @@ def plain(model: nn.Module, steps: int, shuffle: bool, *, data: Callable[[], tup
         logits = model(held_images.to(precision))
     right = (logits.argmax(1) == held_labels).double().mean().item()
     return Trained(losses, {"loss": F.cross_entropy(logits, held_labels).item(), "accuracy": right}, model.state_dict())
-
-
-def batches(length: int, steps: int, *, shuffle: bool) -> Iterator[Tensor]:
-    """Whole batches of indices, epoch after epoch."""
-    while steps:
-        order = torch.randperm(length) if shuffle else torch.arange(length)
-        for batch in order[: length // BATCH * BATCH].split(BATCH)[:steps]:
-            yield batch
-            steps -= 1
 
 
 TASK = Task(OVERRIDES, Classification, network, plain)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from PIL import Image
-from samewise_oracle_curves import Task, Trained
+from samewise_oracle_curves import Task, Trained, batches
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 from torchvision.models import resnet18
@@ -75,7 +75,7 @@ def plain(model: RetinaNet, steps: int, shuffle: bool, *, data: Callable[[str, t
     decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1], gamma=0.1)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.001, total_iters=min(1000, len(images) // BATCH - 1))
     losses = []
-    for step, batch in enumerate(batches(len(images), steps, shuffle=shuffle)):
+    for step, batch in enumerate(batches(len(images), BATCH, steps, shuffle=shuffle)):
         loss = sum(model([images[place] for place in batch], [targets[place] for place in batch]).values())
         optimizer.zero_grad()
         loss.backward()
@@ -98,14 +98,6 @@ def held_out(model: RetinaNet, images: list[Tensor], targets: list[dict[str, Ten
         total += float(sum(model(some, true).values())) * len(some)
     found = precision.compute()
     return {"loss": total / len(images), **{name: float(found[name]) for name in ("map", "map_50", "mar_100")}}
-
-
-def batches(length: int, steps: int, *, shuffle: bool) -> Iterator[list[int]]:
-    while steps:
-        order = torch.randperm(length) if shuffle else torch.arange(length)
-        for batch in order[: length // BATCH * BATCH].split(BATCH)[:steps]:
-            yield batch.tolist()
-            steps -= 1
 
 
 # Sums of losses, and torchmetrics, are float32; which of two hardly trained detections scores more is a matter of the last bit.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import soundfile
 import torch
-from samewise_oracle_curves import Task, Trained
+from samewise_oracle_curves import Task, Trained, batches
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.models import ConvTasNet
@@ -62,7 +62,7 @@ def plain(model: ConvTasNet, steps: int, shuffle: bool, *, data: Callable[[str, 
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=0.01, foreach=False)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.9)
     losses, metrics = [], dict[str, float]()
-    for step, batch in enumerate(batches(steps, shuffle=shuffle), start=1):
+    for step, batch in enumerate(batches(SAMPLES, BATCH, steps, shuffle=shuffle), start=1):
         chosen = [spoken[place] for place in batch]
         estimates = model(pad_sequence([sources.sum(0) for sources in chosen], batch_first=True)[:, None])
         loss = -torch.stack([best(one[:, : sources.shape[1]], sources) for one, sources in zip(estimates, chosen, strict=True)]).mean()
@@ -101,14 +101,6 @@ def held_out(model: ConvTasNet, spoken: list[Tensor]) -> dict[str, float]:
         before += torch.stack([si_sdr(mixture.double(), source) for source in true]).mean().item() / len(spoken)
     model.train()
     return {"loss": -reached, "si_sdr": reached, "si_sdri": reached - before}
-
-
-def batches(steps: int, *, shuffle: bool) -> Iterator[list[int]]:
-    while steps:
-        order = torch.randperm(SAMPLES) if shuffle else torch.arange(SAMPLES)
-        for batch in order.split(BATCH)[:steps]:
-            yield batch.tolist()
-            steps -= 1
 
 
 TASK = Task(OVERRIDES, Separation, network, plain)

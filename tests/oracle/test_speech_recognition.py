@@ -12,7 +12,7 @@ import soundfile
 import torch
 import torch.nn.functional as F
 import torchaudio
-from samewise_oracle_curves import Task, Trained
+from samewise_oracle_curves import Task, Trained, batches
 from torch import Tensor, nn
 from torchmetrics.text import CharErrorRate, WordErrorRate
 
@@ -74,7 +74,7 @@ def plain(model: Letters, steps: int, shuffle: bool, *, data: Callable[[str], It
     optimizer = torch.optim.AdamW(groups, lr=0.002, weight_decay=5.0, foreach=False)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.002, total_steps=steps)
     losses = []
-    for batch in batches(len(spoken), steps, shuffle=shuffle):
+    for batch in batches(len(spoken), BATCH, steps, shuffle=shuffle):
         loss = torch.stack([nats_a_letter(model(spoken[place][0]), spoken[place][1]) for place in batch]).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -111,14 +111,6 @@ def utterances(spoken: Iterator[tuple[Tensor, str]], rate: int) -> list[tuple[Te
         features = mfcc(waveform)
         made.append((((features - features.mean(1, keepdim=True)) / features.std(1, keepdim=True))[None], text))
     return made
-
-
-def batches(length: int, steps: int, *, shuffle: bool) -> Iterator[list[int]]:
-    while steps:
-        order = torch.randperm(length) if shuffle else torch.arange(length)
-        for batch in order.split(BATCH)[:steps]:
-            yield batch.tolist()
-            steps -= 1
 
 
 ROUNDING = {"single": {"losses": 1e-4, "weights": 8e-3, "metrics": 1e-3}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ import soundfile
 import torch
 import torch.nn.functional as F
 import torchaudio
-from samewise_oracle_curves import Task, Trained
+from samewise_oracle_curves import Task, Trained, batches
 from torch import Tensor, nn
 from torchaudio.models import WaveRNN
 
@@ -82,7 +82,7 @@ def plain(
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003, betas=(0.8, 0.99), weight_decay=0.1, foreach=False)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.003, total_steps=steps, cycle_momentum=False)
     losses = []
-    for batch in batches(steps, shuffle=shuffle):
+    for batch in batches(CLIPS, BATCH, steps, shuffle=shuffle):
         loss = nats([clips[place] for place in batch]).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -123,14 +123,6 @@ def logistics(outputs: Tensor, level: Tensor) -> Tensor:
     value = (2 * level.double() / 65535 - 1)[:, None]
     mass = ((value + 1 / 65535 - mean) / log_scale.exp()).sigmoid() - ((value - 1 / 65535 - mean) / log_scale.exp()).sigmoid()
     return -(weight.softmax(1) * mass).sum(1).log()
-
-
-def batches(steps: int, *, shuffle: bool) -> Iterator[list[int]]:
-    while steps:
-        order = torch.randperm(CLIPS) if shuffle else torch.arange(CLIPS)
-        for batch in order.split(BATCH)[:steps]:
-            yield batch.tolist()
-            steps -= 1
 
 
 ROUNDING = {"single": {"losses": 1e-5, "weights": 2e-3, "metrics": 1e-5}}

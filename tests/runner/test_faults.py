@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
-from samewise_tiny import DIGITS
+from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
 
 from samewise.runner.errors import PeerFailed, TrainingError
 from samewise.runner.processes.meeting import FAILED
 from samewise.runner.processes.peers import Processes
 
-TINY = [*DIGITS, "model.width=8", "replicas=4", "batch_size=16", "checkpoint.every_steps=2", "strategy=elastic"]
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
 
 
@@ -62,32 +60,13 @@ def test_a_rank_that_waited_does_not_tell_again_what_another_has_told() -> None:
 
 @contextlib.contextmanager
 def started(run_root: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "samewise", "train", *TINY, f"run_root={run_root}", *overrides, "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start(run_root, *overrides)
     try:
         yield process
     finally:
         for one in [*ranks_of(process).values(), process]:
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 one.kill()
-
-
-def ranks_of(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
-    found: dict[int, psutil.Process] = {}
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(process.pid).children():
-            with contextlib.suppress(psutil.Error, KeyError):
-                if "samewise.runner.training.launch" in child.cmdline():
-                    found[int(child.environ()["RANK"])] = child
-    return found
-
-
-def wait_for_step(process: subprocess.Popen[str], run_root: Path, step: int) -> None:
-    deadline = time.monotonic() + 200
-    while sum(path.read_bytes().count(b"\n") - 1 for path in run_root.glob("*/*/trace.jsonl")) < step:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "the run makes no progress"
-        time.sleep(0.01)
 
 
 def wait_for_another(process: subprocess.Popen[str], number: int, before: int) -> psutil.Process:

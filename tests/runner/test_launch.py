@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from samewise_tiny import DIGITS
-
-TINY = [*DIGITS, "model.width=8", "replicas=4", "batch_size=16", "max_steps=12", "checkpoint.every_steps=2", "strategy=elastic"]
-
-
-def start(run_root: Path, *overrides: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "samewise", "train", *TINY, f"run_root={run_root}", *overrides, "--json"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+from samewise_runner_launched import TINY, ranks_of, start, wait_for_step
 
 
 def ended(process: subprocess.Popen, code: int) -> tuple[str, str]:
@@ -31,29 +21,11 @@ def ended(process: subprocess.Popen, code: int) -> tuple[str, str]:
     return output, said
 
 
-def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
-    """The ranks of a launcher that are alive, in order."""
-    found: dict[int, psutil.Process] = {}
-    for child in psutil.Process(process.pid).children():
-        with contextlib.suppress(psutil.Error, KeyError):
-            if "samewise.runner.training.launch" in child.cmdline():
-                found[int(child.environ()["RANK"])] = child
-    return [found[rank] for rank in sorted(found)]
-
-
-def wait_for_step(process: subprocess.Popen, run_root: Path, step: int) -> None:
-    deadline = time.monotonic() + 200
-    while sum(path.read_bytes().count(b"\n") - 1 for path in run_root.glob("*/*/trace.jsonl")) < step:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "the run makes no progress"
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_rank_that_dies_is_told_or_made_good(samewise, tmp_path):
     """One launcher may start again once; the second kill is told, and the same command then finishes, with the bits of an undisturbed run."""
-    process = start(tmp_path / "killed", "strategy.nproc=2", "strategy.max_restarts=1")
+    process = start(tmp_path / "killed", "max_steps=12", "strategy.nproc=2", "strategy.max_restarts=1")
     wait_for_step(process, tmp_path / "killed", 3)
     first = ranks_of(process)
     first[1].kill()
@@ -66,7 +38,7 @@ def test_a_rank_that_dies_is_told_or_made_good(samewise, tmp_path):
     _, said = ended(process, 1)
     assert "rank 0: was killed by SIGKILL" in said
     assert said.index("warning: rank 1 was killed by SIGKILL") < said.index("(restart 1 of 1)") < said.index("rank 0: was killed")
-    alone, finished = (samewise("train", *TINY, f"run_root={tmp_path / name}", "strategy=single", "--json") for name in ("alone", "killed"))
+    alone, finished = (samewise("train", *TINY, "max_steps=12", f"run_root={tmp_path / name}", "strategy=single", "--json") for name in ("alone", "killed"))
     assert json.loads(finished.stdout)["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
 
 
@@ -85,7 +57,7 @@ def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
 @pytest.mark.slow  # that ranks with one error tell it once: test_any_number_of_ranks.py
 @pytest.mark.timeout(300)
 def test_an_error_in_all_ranks_is_told_once_and_not_tried_again(tmp_path):
-    _, said = ended(start(tmp_path, "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
+    _, said = ended(start(tmp_path, "max_steps=12", "strategy.nproc=2", "optimizer.lr=1e30", "strategy.max_restarts=3"), 1)
     assert said.startswith("error:")
     assert said.count("is not finite") == 1
     assert len(list(tmp_path.glob("*/*/ranks/*/attempt_*"))) == 1
@@ -104,7 +76,7 @@ def test_ten_random_ranks_killed_in_one_run_that_starts_again_by_itself(tmp_path
         time.sleep(chance.random() * 0.2)
         while not (alive := ranks_of(process)):
             time.sleep(0.05)
-        chance.choice(alive).kill()
+        chance.choice(list(alive.values())).kill()
     ended(process, 0)
     (folder,), (alone,) = ((path.parent for path in (tmp_path / name).glob("*/*/summary.json")) for name in ("killed", "alone"))
     assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == json.loads((alone / "summary.json").read_text())["weights_sha256"]

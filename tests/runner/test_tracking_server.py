@@ -4,68 +4,31 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from samewise_mlflow_server import Server
 
 TRAINER = Path(__file__).with_name("tracking_trainer.py")
 
 
-class Server:
-    """A real `mlflow server` with one worker, in a process group of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = folder / "server.db"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        folder = self.store.parent
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.store}", "--artifacts-destination", str(folder / "files")]
-        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with open(folder / "server.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"], env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-        deadline = time.monotonic() + 90
-        while True:
-            try:
-                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
-                return
-            except (urllib.error.URLError, OSError):
-                assert time.monotonic() < deadline, (folder / "server.log").read_text()
-                time.sleep(0.1)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-    def points(self) -> list[tuple[str, int, float]]:
-        connection = sqlite3.connect(self.store, timeout=30)
-        try:
-            return connection.execute("select key, step, value from metrics where key not like 'system/%' order by key, step").fetchall()
-        finally:
-            connection.close()
+def points(server: Server) -> list[tuple[str, int, float]]:
+    connection = sqlite3.connect(server.database, timeout=30)
+    try:
+        return connection.execute("select key, step, value from metrics where key not like 'system/%' order by key, step").fetchall()
+    finally:
+        connection.close()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    (tmp_path / "server").mkdir()
     made = Server(tmp_path / "server")
     yield made
     made.kill()
@@ -100,10 +63,10 @@ def test_a_server_killed_twice_and_a_trainer_killed_once_lose_and_double_nothing
     server.start()
     _, err = trainer.communicate(timeout=120)
     assert trainer.returncode == 0, err
-    assert server.points() == expected(steps)
-    connection = sqlite3.connect(server.store)
+    assert points(server) == expected(steps)
+    connection = sqlite3.connect(server.database)
     assert connection.execute("select status from runs").fetchall() == [("FINISHED",)]
-    assert len(list((server.store.parent / "files").rglob("confusion.txt"))) == 1
+    assert len(list((server.folder / "files").rglob("confusion.txt"))) == 1
     connection.close()
 
 
@@ -120,13 +83,13 @@ def test_what_a_server_that_was_away_did_not_get_is_sent_by_sync(server: Server,
     for pid in everything:  # as a scheduler does that takes a whole job down
         os.kill(pid, signal.SIGKILL)
     trainer.communicate()
-    assert not server.store.exists()
+    assert not server.database.exists()
     server.start()
     sync = [sys.executable, "-m", "samewise", "sync", "--run-root", str(tmp_path / "runs")]
     done = subprocess.run(sync, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sent 400 metrics" in done.stdout
-    assert server.points() == expected(200)
+    assert points(server) == expected(200)
     again = subprocess.run([*sync, "--json"], capture_output=True, text=True, check=False)
     assert '"metrics": 0' in again.stdout
 

@@ -9,13 +9,10 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from samewise_mlflow_server import Server
 
 Point = tuple[str, int, float]
 """Key, step, value."""
@@ -30,46 +28,6 @@ POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib
 STEPS = 80
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", f"max_steps={STEPS}", f"max_epochs={STEPS}", "evaluate.every_epochs=5")
 LOGGED = ("checkpoint.every_steps=10", "tracking.log_every_steps=1", "tracking.send_every_s=0.2", "tracking.flush_timeout_s=120", "launcher.jobs=4")
-
-
-class Server:
-    """A real `mlflow server` with one worker, in a process group of its own.
-
-    Args:
-        folder: For its files.
-        store: Its backend store; an SQLite file in the folder if not given.
-    """
-
-    def __init__(self, folder: Path, *, store: str | None = None) -> None:
-        folder.mkdir()
-        self.folder, self.store = folder, store or f"sqlite:///{folder / 'server.db'}"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self.store, "--artifacts-destination", str(self.folder / "files")]
-        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with open(self.folder / "server.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"], env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-        wait_for(self._answers, 120, lambda: (self.folder / "server.log").read_text())
-
-    def kill(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-    def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
-        except (urllib.error.URLError, OSError):
-            return False
-        return True
 
 
 class Postgres:

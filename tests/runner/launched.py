@@ -1,0 +1,38 @@
+"""A `samewise train ... strategy.nproc=N` in a process of its own, and the ranks that it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from samewise_tiny import DIGITS
+
+TINY = [*DIGITS, "model.width=8", "replicas=4", "batch_size=16", "checkpoint.every_steps=2", "strategy=elastic"]
+
+
+def start(run_root: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "samewise", "train", *TINY, f"run_root={run_root}", *overrides, "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ranks_of(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
+    """The ranks of a launcher that are alive, by their numbers."""
+    found: dict[int, psutil.Process] = {}
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children():
+            with contextlib.suppress(psutil.Error, KeyError):
+                if "samewise.runner.training.launch" in child.cmdline():
+                    found[int(child.environ()["RANK"])] = child
+    return found
+
+
+def wait_for_step(process: subprocess.Popen[str], run_root: Path, step: int) -> None:
+    deadline = time.monotonic() + 200
+    while sum(path.read_bytes().count(b"\n") - 1 for path in run_root.glob("*/*/trace.jsonl")) < step:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "the run makes no progress"
+        time.sleep(0.01)
