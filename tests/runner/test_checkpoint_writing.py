@@ -9,32 +9,19 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from samewise_runner_keeping import keeper, state, steps_in, write, write_metrics
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
 from samewise.runner.records import checkpoint, shards
-from samewise.runner.records.checkpoint_writer import Checkpoints, _disk_is_full, copy_to_cpu
+from samewise.runner.records.checkpoint_writer import _disk_is_full, copy_to_cpu
 from samewise.runner.records.digest import state_digest
-
-
-def keeper(folder: Path, **settings: Any) -> Checkpoints:
-    given = {"keep_last": 2, "keep_best": 1, "keep_every_steps": None, "monitor": "loss", "mode": "min", "background": False} | settings
-    return Checkpoints(folder, **given)
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"step": step, "model": {"weight": torch.full((10,), float(step))}}
-
-
-def steps_in(folder: Path) -> list[int]:
-    return [one.step for one in checkpoint.list_checkpoints(folder)]
 
 
 def best(folder: Path) -> str:
@@ -43,17 +30,15 @@ def best(folder: Path) -> str:
 
 @pytest.mark.parametrize(("mode", "first"), [("min", 2), ("max", 4)])
 def test_the_best_is_by_the_monitored_metric_and_of_equal_ones_the_first(tmp_path: Path, mode: str, first: int) -> None:
-    kept = keeper(tmp_path, mode=mode, keep_last=1, keep_best=2)
-    for step, loss in enumerate([0.5, 0.1, 0.1, 0.9, 0.9, 0.4], start=1):
-        kept.save(step, state(step), {"loss": loss, "other": -step})
+    write(tmp_path, range(1, 7), [0.5, 0.1, 0.1, 0.9, 0.9, 0.4], mode=mode, keep_last=1, keep_best=2)
     assert best(tmp_path) == f"step-{first:08d}"
     assert steps_in(tmp_path) == [first, first + 1, 6]
 
 
 def test_the_best_by_each_of_several_metrics_is_kept_and_found_by_the_metrics_name(tmp_path: Path) -> None:
-    kept = keeper(tmp_path, keep_last=1, monitor="valid/loss", also={"valid/accuracy": "max", "ema/valid/loss": "min"})
-    for step, (loss, accuracy) in enumerate([(0.5, 0.1), (0.2, 0.3), (0.4, 0.8), (0.3, 0.7), (0.6, 0.2)], start=1):
-        kept.save(step, state(step), {"valid/loss": loss, "valid/accuracy": accuracy, "ema/valid/loss": -loss})
+    came = enumerate([(0.5, 0.1), (0.2, 0.3), (0.4, 0.8), (0.3, 0.7), (0.6, 0.2)], start=1)
+    metrics = {step: {"valid/loss": loss, "valid/accuracy": accuracy, "ema/valid/loss": -loss} for step, (loss, accuracy) in came}
+    write_metrics(tmp_path, metrics, keep_last=1, also={"valid/accuracy": "max", "ema/valid/loss": "min"})
     assert steps_in(tmp_path) == [2, 3, 5]
     named = {"best": 2, "valid/accuracy": 3, "ema/valid/loss": 5, "last": 5, "3": 3}
     assert {which: checkpoint.choose_checkpoint(tmp_path, which).step for which in named} == named
@@ -62,34 +47,27 @@ def test_the_best_by_each_of_several_metrics_is_kept_and_found_by_the_metrics_na
 
 
 def test_one_without_the_monitored_metric_is_not_the_best(tmp_path: Path) -> None:
-    kept = keeper(tmp_path, keep_last=9)
-    for step, metrics in enumerate([{}, {"other": 0.0}, {"loss": 0.5}, {}], start=1):
-        kept.save(step, state(step), metrics)
+    write_metrics(tmp_path, {1: {}, 2: {"other": 0.0}, 3: {"valid/loss": 0.5}, 4: {}}, keep_last=9)
     assert best(tmp_path) == "step-00000003"
 
 
 def test_where_none_is_kept_for_being_best_best_is_one_that_is_there(tmp_path: Path) -> None:
     kept = keeper(tmp_path, keep_last=1, keep_best=0)
     for step, loss in enumerate([0.5, 0.1, 0.3], start=1):
-        kept.save(step, state(step), {"loss": loss})
+        kept.save(step, state(step), {"valid/loss": loss})
         assert best(tmp_path) == f"step-{step:08d}"
         assert (tmp_path / "best" / "state.pt").is_file()
-    kept = keeper(tmp_path, keep_last=2, keep_best=0)
-    kept.save(4, state(4), {"loss": 0.4})
+    write(tmp_path, [4], [0.4], keep_best=0)
     assert best(tmp_path) == "step-00000003"
 
 
 def test_the_newest_is_kept_even_where_none_is_asked_for(tmp_path: Path) -> None:
-    kept = keeper(tmp_path, keep_last=0, keep_best=0)
-    for step in (1, 2, 3):
-        kept.save(step, state(step), {})
+    write(tmp_path, [1, 2, 3], keep_last=0, keep_best=0)
     assert steps_in(tmp_path) == [3]
 
 
 def test_without_a_best_one_the_last_is_taken_for_it(tmp_path: Path) -> None:
-    kept = keeper(tmp_path, keep_last=4)
-    for step in (1, 2, 3, 4):
-        kept.save(step, state(step), {})
+    write(tmp_path, [1, 2, 3, 4], keep_last=4)
     assert not (tmp_path / "best").exists()
     assert checkpoint.choose_checkpoint(tmp_path, "best").step == 4
 
@@ -101,7 +79,7 @@ def test_no_checkpoint_is_told(tmp_path: Path) -> None:
 
 
 def test_the_manifest_names_the_step_the_file_the_weights_and_the_metrics(tmp_path: Path) -> None:
-    keeper(tmp_path).save(7, state(7), {"loss": 0.5})
+    keeper(tmp_path).save(7, state(7), {"valid/loss": 0.5})
     folder = tmp_path / "step-00000007"
     written = json.loads((folder / "manifest.json").read_text())
     assert written == {
@@ -109,7 +87,7 @@ def test_the_manifest_names_the_step_the_file_the_weights_and_the_metrics(tmp_pa
         "step": 7,
         "sha256": shards.sha256(folder / "state.pt"),
         "weights": f"{state_digest(state(7)['model']):016x}",
-        "metrics": {"loss": 0.5},
+        "metrics": {"valid/loss": 0.5},
     }
 
 
@@ -125,9 +103,7 @@ def test_a_damaged_one_is_told_with_the_beginning_of_both_digests(tmp_path: Path
 
 
 def test_of_those_older_than_one_that_cannot_be_read_the_newest_is_named(tmp_path: Path) -> None:
-    kept = keeper(tmp_path, keep_last=4)
-    for step in (1, 2, 3, 4):
-        kept.save(step, state(step), {})
+    write(tmp_path, [1, 2, 3, 4], keep_last=4)
     for step in (3, 4):
         file = tmp_path / f"step-{step:08d}" / "state.pt"
         file.unlink()
@@ -149,10 +125,11 @@ def test_a_copy_is_deep_and_of_the_same_kinds() -> None:
     assert (copied["d"], copied["e"], copied["a"][1][1]) == ([1], None, 2)
 
 
-def test_why_one_cannot_be_written_is_the_systems_own_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_why_one_cannot_be_written_is_the_systems_own_word(tmp_path: Path, background: bool) -> None:
     (tmp_path / "checkpoints").write_text("a file where a folder should be")
     with pytest.raises(TrainingError) as caught:
-        keeper(tmp_path / "checkpoints").save(1, state(1), {})
+        write(tmp_path / "checkpoints", [1], background=background)
     assert [problem.message for problem in caught.value.problems] == ["the checkpoint cannot be written: File exists"]
 
 

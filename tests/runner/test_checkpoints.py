@@ -10,32 +10,10 @@ import shutil
 
 import pytest
 import torch
+from samewise_runner_keeping import keeper, state, steps_in, write
 
 from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingError
 from samewise.runner.records import checkpoint
-from samewise.runner.records.checkpoint_writer import Checkpoints
-
-
-def keeper(folder, **settings):
-    return Checkpoints(
-        folder, **{"keep_last": 2, "keep_best": 1, "keep_every_steps": None, "monitor": "valid/loss", "mode": "min", "background": True} | settings
-    )
-
-
-def state(step: int) -> dict:
-    return {"step": step, "model": {"weight": torch.full((100,), float(step))}, "best": {"valid/loss": 0.5}}
-
-
-def write(folder, steps, losses=None, **settings):
-    kept = keeper(folder, **settings)
-    for number, step in enumerate(steps):
-        kept.save(step, state(step), {"valid/loss": losses[number]} if losses else {})
-    kept.wait()
-    return kept
-
-
-def steps_in(folder):
-    return [one.step for one in checkpoint.list_checkpoints(folder)]
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -48,7 +26,7 @@ def test_what_is_saved_comes_back(tmp_path):
 
 
 def test_training_may_go_on_while_it_is_written(tmp_path):
-    kept, weights = keeper(tmp_path), torch.ones(1_000_000)
+    kept, weights = keeper(tmp_path, background=True), torch.ones(1_000_000)
     kept.save(1, {"model": {"weight": weights}}, {})
     weights.zero_()
     kept.wait()
@@ -60,11 +38,6 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert steps_in(tmp_path) == [2, 4, 5]
     assert (tmp_path / "best").resolve().name == "step-00000002"
     assert (tmp_path / "latest").resolve().name == "step-00000005"
-
-
-def test_more_is_better_when_the_mode_says_so(tmp_path):
-    write(tmp_path, [1, 2, 3], [0.9, 0.1, 0.5], mode="max", keep_last=1)
-    assert steps_in(tmp_path) == [1, 3]
 
 
 def test_one_is_chosen_by_its_step_and_by_what_it_is(tmp_path):
@@ -139,8 +112,8 @@ def test_a_newest_one_that_cannot_be_read_is_refused_and_no_older_one_is_taken_f
 
 
 def test_too_little_memory_is_a_refusal_and_with_more_it_is_read(tmp_path):
-    keeper(tmp_path, background=False).save(1, {"model": {"weight": torch.ones(1000)}}, {})
-    keeper(tmp_path, background=False).save(2, {"model": {"weight": torch.ones(64 << 20)}}, {})
+    keeper(tmp_path).save(1, {"model": {"weight": torch.ones(1000)}}, {})
+    keeper(tmp_path).save(2, {"model": {"weight": torch.ones(64 << 20)}}, {})
     with little_memory(32), pytest.raises(CheckpointError, match=r"step-00000002: .*memory"):
         checkpoint.newest_sound(tmp_path)
     assert checkpoint.newest_sound(tmp_path)[0].step == 2
@@ -204,7 +177,7 @@ def test_one_whose_metrics_cannot_be_read_now_is_not_pruned(tmp_path):
 
 
 def test_one_of_the_same_step_goes_only_when_the_new_one_stands(tmp_path, monkeypatch):
-    write(tmp_path, [1], background=False)
+    write(tmp_path, [1])
 
     def die_there(source, target):
         if target.name.startswith("step-"):
@@ -214,11 +187,11 @@ def test_one_of_the_same_step_goes_only_when_the_new_one_stands(tmp_path, monkey
     with monkeypatch.context() as moment:
         moment.setattr(os, "replace", die_there)
         with pytest.raises(KeyboardInterrupt):
-            keeper(tmp_path, background=False).save(1, {**state(1), "again": True}, {})
+            keeper(tmp_path).save(1, {**state(1), "again": True}, {})
     assert "again" not in checkpoint.load(tmp_path / "replaced-step-00000001")
     shutil.rmtree(tmp_path / "replaced-step-00000001")
-    write(tmp_path, [1], background=False)
-    keeper(tmp_path, background=False).save(1, {**state(1), "again": True}, {})
+    write(tmp_path, [1])
+    keeper(tmp_path).save(1, {**state(1), "again": True}, {})
     assert checkpoint.load(tmp_path / "step-00000001")["again"] is True
     assert not list(tmp_path.glob("replaced-*"))
 
@@ -229,7 +202,7 @@ def test_an_error_that_says_nothing_is_told_by_its_type(tmp_path):
             raise RuntimeError
 
     with pytest.raises(TrainingError, match="RuntimeError"):
-        keeper(tmp_path, background=False).save(1, {"model": {}, "part": Wordless()}, {})
+        keeper(tmp_path).save(1, {"model": {}, "part": Wordless()}, {})
 
 
 def test_a_pickled_object_is_not_loaded(tmp_path):
@@ -246,14 +219,6 @@ def test_a_pickled_object_is_not_loaded(tmp_path):
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "sha256": digest}))
     with pytest.raises(CheckpointError, match="not loaded"):
         checkpoint.load(folder)
-
-
-def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
-    (tmp_path / "checkpoints").write_text("a file where a folder should be")
-    kept = keeper(tmp_path / "checkpoints")
-    kept.save(1, state(1), {})
-    with pytest.raises(TrainingError, match="cannot be written"):
-        kept.wait()
 
 
 def test_leftovers_of_an_interrupted_write_are_no_checkpoint_and_are_removed(tmp_path):

@@ -1,0 +1,39 @@
+"""Checkpoints of a few numbers, written and listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samewise.runner.records import checkpoint
+from samewise.runner.records.checkpoint_writer import Checkpoints
+
+
+def keeper(folder: Path, **settings: Any) -> Checkpoints:
+    given = {"keep_last": 2, "keep_best": 1, "keep_every_steps": None, "monitor": "valid/loss", "mode": "min", "background": False} | settings
+    return Checkpoints(folder, **given)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"step": step, "model": {"weight": torch.full((100,), float(step))}, "best": {"valid/loss": 0.5}}
+
+
+def write(folder: Path, steps: Iterable[int], losses: Sequence[float] = (), **settings: Any) -> Checkpoints:
+    """One for each step, of which each has a loss where there are some."""
+    return write_metrics(folder, {step: {"valid/loss": losses[number]} if losses else {} for number, step in enumerate(steps)}, **settings)
+
+
+def write_metrics(folder: Path, metrics: Mapping[int, Mapping[str, float]], **settings: Any) -> Checkpoints:
+    """One for each step, with its metrics."""
+    kept = keeper(folder, **settings)
+    for step, its in metrics.items():
+        kept.save(step, state(step), dict(its))
+    kept.wait()
+    return kept
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [one.step for one in checkpoint.list_checkpoints(folder)]
