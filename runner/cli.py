@@ -56,12 +56,11 @@ def _chosen(argv: list[str]) -> Callable[[], int]:
     if argv[0] not in known:
         raise ConfigError(Problem("", "unknown command", argv[0], "one of the commands that `samewise --help` lists", nearest(argv[0], known)))
     command = known[argv[0]]
-    arrange, run = command.load()
     parser = Parser(
         prog=f"samewise {command.name}", description=command.summary + ".", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.given = argv[1:]
-    arrange(parser)
+    run = command.load(parser)
     if "--debug" not in parser._option_string_actions:  # pyright: ignore[reportPrivateUsage]  (argparse has no public way to ask)
         parser.add_argument("--debug", action="store_true", help="show a traceback when something fails")
     try:

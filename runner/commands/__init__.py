@@ -1,4 +1,4 @@
-"""The commands, one a file: NAME.py with a docstring whose first line is its summary, `configure(parser)` and `run(args) -> int`.
+"""The commands, one a file: NAME.py with a docstring whose first line is its summary, `configure(parser)` and `run(args) -> int`; `EXAMPLES` end its help.
 
 Here is what they share: the arguments that say which experiment. And the list of them, made without importing any.
 """
@@ -69,10 +69,12 @@ class Command:
     summary: str
     path: Path
 
-    def load(self) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-        """Import the command's module, and only that."""
+    def load(self, parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+        """Import the command's module, and only that: gives the parser its arguments and its `EXAMPLES`, and returns what runs it."""
         module = importlib.import_module(f"samewise.runner.commands.{self.path.stem}")
-        return module.configure, module.run
+        module.configure(parser)
+        parser.epilog = parser.epilog or getattr(module, "EXAMPLES", None)
+        return module.run
 
 
 def commands() -> dict[str, Command]:

@@ -17,7 +17,6 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("what", nargs="+", metavar="FILE|RUN", help="a file written by torch.save, a checkpoint's folder, or a run")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print a JSON object")

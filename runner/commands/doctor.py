@@ -34,7 +34,6 @@ class Finding:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where runs would be written (default: runs)")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 

@@ -29,7 +29,6 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
     help_ = "images, videos or audio files, folders of them, or patterns as 'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
     parser.add_argument("files", nargs="+", metavar="FILE", help=help_)

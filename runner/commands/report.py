@@ -31,7 +31,6 @@ An unfinished sweep is reported as far as it has got. Its runs in MLflow carry t
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("sweep", metavar="SWEEP", help="a sweep's id or the start of it, or its folder; `samewise sweep --status` lists them")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
     add_project(parser)

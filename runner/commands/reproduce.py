@@ -30,7 +30,6 @@ exit codes: 0 the same bits; 1 they differ, or the environments cannot be compar
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a file that `samewise bundle` wrote")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config, such as where the data are")
     parser.add_argument("--expect", metavar="DIGEST", help="the identity that the bundle must have, as its author has it")

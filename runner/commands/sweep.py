@@ -47,7 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="stay until the jobs have ended, even if the launcher does not need it")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
     parser.add_argument("--json", action="store_true", help="print the points and their results as JSON")
-    parser.epilog = EXAMPLES
 
 
 def run(args: argparse.Namespace) -> int:

@@ -65,7 +65,6 @@ class SyncResult:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.epilog = EXAMPLES
     parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id (default: every run)")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="a store other than the run's own")

@@ -37,7 +37,6 @@ _START_S = 90.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.epilog = EXAMPLES
     parser.add_argument("--port", type=int, help=f"default: {_USUAL_PORT}, or a free port if that is taken")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--run-root", type=Path, default=Path("runs"), help="the folder whose mlflow.db is shown (default: runs)")

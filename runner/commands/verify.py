@@ -39,7 +39,6 @@ QUIET = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_e
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
     parser.add_argument(
         "run", metavar="RUN", help="a run's folder, the start of its fingerprint, its MLflow run id or page, a bundle's file, or an export's folder"
     )

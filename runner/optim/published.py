@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.hub import download_url_to_file
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.records.files import sha256
 
 PATH: Final = "initialise.weights"
 SOURCES: Final = ("torchvision:", "torchaudio:")
@@ -65,8 +65,7 @@ def require_checksum(file: Path, expected: str | None, name: str) -> str:
     Raises:
         ConfigError: it does not begin as expected, or nothing is known of it.
     """
-    with file.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    digest = sha256(file)
     if expected is None and name.startswith("torchaudio:"):
         hint = f"initialise.sha256={digest} takes the file that was downloaded ({file})"
         raise ConfigError(Problem("initialise.sha256", "is missing: torchaudio publishes no checksum of its weights", None, "the SHA-256 of the file", hint))

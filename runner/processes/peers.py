@@ -34,6 +34,8 @@ class Peers(abc.ABC):
 
     rank = 0
     size = 1
+    doing = ""
+    """What this rank is at, for messages."""
 
     def __init__(self) -> None:
         self.stop_heard: str | None = None

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from samewise.runner.errors import CheckpointError, ConfigError, DamagedCheckpoint, DamagedFile, Problem, close, first_line
 from samewise.runner.records import shapes, shards
-from samewise.runner.records.files import damaged, open_to_read, read_json, require_no_link, require_shape
+from samewise.runner.records.files import damaged, open_to_read, read_json, require_no_link, require_shape, sha256
 
 FORMAT = 1
 _MOST_REPEATED = 1 << 26
@@ -154,17 +154,11 @@ def read(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     written = str(_manifest(path).get("sha256"))
-    sha256 = shards.sha256(path / "state.pt")
-    if sha256 != written:
-        raise DamagedCheckpoint(
-            Problem(
-                str(path),
-                "the checkpoint was cut short or altered since it was written",
-                f"sha256 {sha256[:16]}...",
-                f"sha256 {written[:16]}...",
-                "`samewise train` resumes from the newest intact one; with `eval` and `predict`, choose another with --checkpoint last or a step number",
-            )
-        )
+    found = sha256(path / "state.pt")
+    if found != written:
+        reason = "the checkpoint was cut short or altered since it was written"
+        hint = "`samewise train` resumes from the newest intact one; with `eval` and `predict`, choose another with --checkpoint last or a step number"
+        raise DamagedCheckpoint(Problem(str(path), reason, f"sha256 {found[:16]}...", f"sha256 {written[:16]}...", hint))
     state: dict[str, Any] = load_tensors(path / "state.pt")
     require_shape(path / "state.pt", state, {"shards?": {str: str}})
     _require_format(path, state)
@@ -172,7 +166,7 @@ def _read(path: Path) -> dict[str, Any]:
         if Path(name).name != name:
             raise damaged(path / "state.pt", f"it names {name!r}, which is not a file among its shards")
         shard = path / shards.FOLDER / name
-        if not shard.exists() or shards.sha256(shard) != digest:
+        if not shard.exists() or sha256(shard) != digest:
             raise DamagedCheckpoint(Problem(str(shard), "is missing, or was altered since it was written", expected=f"sha256 {digest[:16]}..."))
     return state
 

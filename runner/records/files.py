@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -122,6 +123,15 @@ def open_to_read(path: Path) -> BufferedReader | None:
         return open(handle, "rb")
     os.close(handle)
     raise _unreadable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))) if stat.S_ISDIR(kind) else damaged(path, "it is not a regular file")
+
+
+def sha256(path: Path) -> str:
+    """Of a file, in hexadecimal; it must exist."""
+    handle = open_to_read(path)
+    if handle is None:
+        raise FileNotFoundError(path)
+    with handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def read_text(path: Path) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from samewise.runner.errors import ConfigError, Problem, close
-from samewise.runner.records.files import read_json, read_text
+from samewise.runner.records.files import read_json, read_text, sha256
 from samewise.runner.records.shapes import SHA256
 
 PATH: Final = "initialise.weights"
@@ -103,7 +103,7 @@ def digest_of(files: Sequence[Path]) -> str:
     Raises:
         ConfigError: a file in the cache is not the one that its name says.
     """
-    digests = [_sha256(file) for file in files]
+    digests = [sha256(file) for file in files]
     for file, digest in zip(files, digests, strict=True):
         blob = file.resolve().name
         if SHA256.fullmatch(blob) and blob != digest:
@@ -112,8 +112,3 @@ def digest_of(files: Sequence[Path]) -> str:
             )
     lines = "".join(f"{digest}  {file.name}\n" for file, digest in zip(files, digests, strict=True))
     return digests[0] if len(digests) == 1 else hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -7,9 +7,8 @@ from typing import Any
 from samewise.runner.errors import CheckpointError, ConfigError, DamagedFile
 from samewise.runner.records import shapes
 from samewise.runner.records.checkpoint import Kept, list_checkpoints
-from samewise.runner.records.files import read_json
+from samewise.runner.records.files import read_json, sha256
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.shards import sha256
 
 
 def roots(folder: RunFolder) -> dict[str, Any]:

@@ -5,7 +5,6 @@ A checkpoint's state then has, in the place of each sharded tensor, its key, sha
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from samewise.runner.errors import first_line
-from samewise.runner.records.files import open_to_read
+from samewise.runner.records.files import open_to_read, sha256
 
 FOLDER = "shards"
 KEY = "samewise.shards"
@@ -94,15 +93,6 @@ def digests(folder: Path, rank: int) -> dict[str, str]:
     """The SHA-256 of each file that a rank has written; rank 0 has the index too."""
     written = [*folder.glob(f"__{rank}_*.distcp"), *([folder / ".metadata"] if rank == 0 else [])]
     return {path.name: sha256(path) for path in sorted(written)}
-
-
-def sha256(path: Path) -> str:
-    """Of a file."""
-    handle = open_to_read(path)
-    if handle is None:
-        raise FileNotFoundError(path)
-    with handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> None:

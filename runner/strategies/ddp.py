@@ -117,8 +117,7 @@ class DDP(OneReplicaEach):
             self._last = max((number for number in self._with_samples if number in self.micro_batches), default=-1)
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        if isinstance(self.peers, Processes):
-            self.peers.doing = "exchanging gradients"
+        self.peers.doing = "exchanging gradients"
         try:
             return self._carry(micro_batches, forward)
         except RuntimeError as error:

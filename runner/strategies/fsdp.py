@@ -160,7 +160,7 @@ class FSDP(OneReplicaEach):
     def _gathered(self, model: FSDPModule) -> Generator[None]:
         """Every process has all weights: recipes call a model as often as each batch needs, which is not equally often."""
         assert isinstance(model, nn.Module)
-        self._doing("gathering the weights for an evaluation")
+        self.peers.doing = "gathering the weights for an evaluation"
         for part in parts(model):
             part.unshard()
         model.set_reshard_after_forward(False)
@@ -175,7 +175,7 @@ class FSDP(OneReplicaEach):
         self._with_samples = plan.with_samples(step)
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        self._doing("exchanging weights and gradients")
+        self.peers.doing = "exchanging weights and gradients"
         if len(self._with_samples) == self.peers.size * self._accumulate:
             return super().carry(micro_batches, forward)
         mine = [sum(number in self._range(rank) for number in self._with_samples) for rank in range(self.peers.size)]
@@ -200,22 +200,15 @@ class FSDP(OneReplicaEach):
     def _range(self, rank: int) -> range:
         return range(rank * self._accumulate, (rank + 1) * self._accumulate)
 
-    def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, _ = self.gather(tallies)
         buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
         if isinstance(self.peers, Processes) and buffers:
-            self._doing("sharing batch norm's statistics")
+            self.peers.doing = "sharing batch norm's statistics"
             flat, offsets = pack(buffers)
             dist.broadcast(flat, 0)
             _set(buffers, unpack(flat, buffers, offsets))
         return add_tallies(everyone)
-
-    def _doing(self, what: str) -> None:
-        if isinstance(self.peers, Processes):
-            self.peers.doing = what
 
 
 @torch.no_grad()

@@ -14,7 +14,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Forward, Tally
 from samewise.runner.strategies.stages import Asked, Asking, StageStrategy, cut_model, draws
 
@@ -78,7 +77,6 @@ class Pipeline(StageStrategy):
         The loss is the recipe's own: a first call of `forward` stops where it calls the model, and tells the first stage's input; in a second one, in the
         last stage, the model gives what came out of the pipeline.
         """
-        assert isinstance(self.peers, Processes)
         self.peers.doing = "passing activations between stages"
         asked = [(micro, self._network.capture_call(partial(forward, micro))) for micro in micro_batches]
         tallies: list[Tally] = []

@@ -18,7 +18,6 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.distributed.optim import DistributedOptimizer
 
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Forward, Tally
 from samewise.runner.strategies.stages import StageStrategy, Surroundings, cut_model
 
@@ -59,7 +58,6 @@ class RPC(StageStrategy):
         return Driver(_here.stage.stage, remote, self._device)
 
     def _begin_serving(self, devices: Sequence[str]) -> None:
-        assert isinstance(self.peers, Processes)
         self.peers.doing = "starting to serve remote calls"
         options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=self.timeout_s, init_method=self.peers.first(_meeting_place))
         if self._device.type == "cuda" and self.peers.rank == 0:
@@ -77,7 +75,6 @@ class RPC(StageStrategy):
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
         """As the base, in the first process. The others serve its calls between two meetings: until then they may still be stepping."""
-        assert isinstance(self.peers, Processes)
         self.peers.gather(None)
         tallies: list[Tally] = []
         for micro in micro_batches:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -269,9 +269,6 @@ class StageStrategy(RankStrategy, abc.ABC):
         """Take the model's stages, whose gradients `reduce` hands to all."""
         assert isinstance(self.peers, Processes)
         self._stages, self._parts = stages, StageParts(stages, self.peers)
-
-    def micro_batch(self, number: int) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, touched = self.gather(tallies, self._parts.touched())

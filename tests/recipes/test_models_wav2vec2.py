@@ -19,7 +19,7 @@ from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.initialise import initialise
-from samewise.runner.records.shards import sha256
+from samewise.runner.records.files import sha256
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 CHOICES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if "models.wav2vec2.Wav2Vec2" in path.read_text())

@@ -22,6 +22,7 @@ from samewise.runner.errors import CheckpointError, DamagedCheckpoint, TrainingE
 from samewise.runner.records import checkpoint, shards
 from samewise.runner.records.checkpoint_writer import _disk_is_full, copy_to_cpu
 from samewise.runner.records.digest import state_digest
+from samewise.runner.records.files import sha256
 
 
 def best(folder: Path) -> str:
@@ -85,7 +86,7 @@ def test_the_manifest_names_the_step_the_file_the_weights_and_the_metrics(tmp_pa
     assert written == {
         "format": 1,
         "step": 7,
-        "sha256": shards.sha256(folder / "state.pt"),
+        "sha256": sha256(folder / "state.pt"),
         "weights": f"{state_digest(state(7)['model']):016x}",
         "metrics": {"valid/loss": 0.5},
     }
@@ -94,12 +95,12 @@ def test_the_manifest_names_the_step_the_file_the_weights_and_the_metrics(tmp_pa
 def test_a_damaged_one_is_told_with_the_beginning_of_both_digests(tmp_path: Path) -> None:
     keeper(tmp_path).save(1, state(1), {})
     file = tmp_path / "step-00000001" / "state.pt"
-    written = shards.sha256(file)
+    written = sha256(file)
     file.write_bytes(b"other")
     with pytest.raises(DamagedCheckpoint) as caught:
         checkpoint.load(file.parent)
     (problem,) = caught.value.problems
-    assert (problem.value, problem.expected) == (f"sha256 {shards.sha256(file)[:16]}...", f"sha256 {written[:16]}...")
+    assert (problem.value, problem.expected) == (f"sha256 {sha256(file)[:16]}...", f"sha256 {written[:16]}...")
 
 
 def test_of_those_older_than_one_that_cannot_be_read_the_newest_is_named(tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_shards_come_back_whole_and_the_manifest_has_no_digest_of_the_rest(tmp_p
 def test_a_damaged_or_missing_shard_is_named_with_its_digest(tmp_path: Path, sharded: Callable[[Path], Tensor], missing: bool) -> None:
     sharded(tmp_path)
     (shard,) = tmp_path.glob("step-00000003/shards/*.distcp")
-    digest = shards.sha256(shard)
+    digest = sha256(shard)
     shard.unlink()
     if not missing:
         shard.write_bytes(b"other")

@@ -16,7 +16,7 @@ from samewise.runner.config.fingerprint import fingerprint, identity
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.initialise import initialise
-from samewise.runner.records.shards import sha256
+from samewise.runner.records.files import sha256
 from samewise.runner.records.tensor_file import write_tensors
 
 COMMITS = ("a" * 40, "b" * 40)

@@ -15,7 +15,7 @@ from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.initialise import initialise
-from samewise.runner.records.shards import sha256
+from samewise.runner.records.files import sha256
 
 NAME = "torchvision:IMAGENET1K_V1"
 OF_SQUEEZENET = {"made_by": "torchvision.models.squeezenet1_1"}

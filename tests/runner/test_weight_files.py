@@ -12,7 +12,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.initialise import initialise
-from samewise.runner.records.shards import sha256
+from samewise.runner.records.files import sha256
 
 
 def layers(count: int, width: int = 2) -> nn.Sequential:

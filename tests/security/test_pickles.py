@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from samewise.runner.errors import CheckpointError
 from samewise.runner.records import checkpoint, shards
 from samewise.runner.records.checkpoint_writer import Checkpoints
+from samewise.runner.records.files import sha256
 
 
 class Attack:
@@ -50,7 +51,7 @@ def write(folder: Path, spoil: Callable[[Path], None] = lambda shards: None) -> 
     inner = made.shards_folder(1)
     shards.save(tensors, inner)
     spoil(inner)
-    made.save(1, {**state, "shards": {path.name: shards.sha256(path) for path in inner.iterdir()}}, {})
+    made.save(1, {**state, "shards": {path.name: sha256(path) for path in inner.iterdir()}}, {})
     return folder / "step-00000001"
 
 
