@@ -165,7 +165,7 @@ def memory_asked_for(error: BaseException) -> str:
     """What an allocator refused, in words; empty where the error is another."""
     asked = re.search(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE)
     if asked is None:
-        return ""
+        return "asks for more memory than there is" if isinstance(error, MemoryError) else ""
     size = f"{float(asked[1]) / 1e9:,.3g} GB" if asked[2] == "bytes" else f"{asked[1]} {asked[2]}"
     return f"asks for {size} of memory at once, which there is not"
 

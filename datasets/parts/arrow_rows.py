@@ -106,7 +106,7 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
                 _require(columns, opened.schema_arrow.names, file)
                 ROWS.check(file, opened.metadata.num_rows)
                 asked = list(dict.fromkeys(columns.values()))
-                return _table(opened.iter_batches(_ROWS_AT_ONCE, columns=asked), opened.schema_arrow, asked, file)
+                return _table(opened.iter_batches(_rows_at_once(opened.metadata), columns=asked), opened.schema_arrow, asked, file)
         mapped = pa.memory_map(str(file))
         try:
             opened = pa.ipc.open_stream(mapped)
@@ -120,6 +120,13 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
         raise DataError(Problem(str(file), f"cannot be read: {error.strerror or first_line(error)}", expected=_EXPECTED)) from None
     except pa.ArrowException as error:
         raise DataError(Problem(str(file), f"is damaged, or holds no table: {first_line(error)}", expected=_EXPECTED)) from None
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """As many as have the bytes allowed even if each row repeats all that a group of rows holds."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    largest = max((group.column(place).total_uncompressed_size for group in groups for place in range(group.num_columns)), default=0)
+    return max(1, min(_ROWS_AT_ONCE, BYTES.most // max(1, largest)))
 
 
 def _table(batches: Iterable[Any], schema: Any, columns: Sequence[str], file: Path) -> Any:

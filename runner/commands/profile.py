@@ -98,13 +98,12 @@ def ready(args: argparse.Namespace) -> Composed:
 
 def folder_for(given: Path | None, composed: Composed) -> Path:
     """Where to write, made and empty."""
+    from samewise.runner.records.files import require_writable
     from samewise.runner.records.folder import beside
 
     out: Any = given or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(Problem("--out", "is not an empty folder", str(out), hint="nothing is overwritten: take another folder"))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(Problem("--out", f"the folder cannot be made: {error.strerror}", str(out), "a writable folder")) from None
+    require_writable("--out", out)
+    out.mkdir(parents=True, exist_ok=True)
     return out.resolve()

@@ -112,8 +112,12 @@ def _require_sound(args: argparse.Namespace) -> None:
             raise ConfigError(Problem("--workers", "must be at least 0", args.workers))
     if args.write and (args.write.suffix != ".yaml" or args.write.absolute().parent.name != "experiment"):
         raise ConfigError(Problem("--write", "is not the file of an experiment", str(args.write), "FOLDER/experiment/NAME.yaml"))
-    if args.write and args.write.exists():
+    if args.write and os.path.lexists(args.write):
         raise ConfigError(Problem("--write", "is there already", str(args.write), hint="nothing is overwritten: take another name"))
+    if args.write:
+        from samewise.runner.records.files import require_writable
+
+        require_writable("--write", args.write.parent)
 
 
 def _batch_size(args: argparse.Namespace, run: Run, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, ListConfig
 from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, returned_by, takes, within
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, in_short, memory_asked_for, nearest
+from samewise.runner.processes.memory import bounded
 
 LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
 """Their classes may download from the addresses they know, and from no other."""
@@ -79,7 +80,13 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
     _refuse_addresses(made, path, positional, named)
     if node.get("_partial_", False):
         return functools.partial(made, *positional, **named)
-    return call(made, path, *positional, **named)
+    if within(made.__module__, allowed):  # the user's own code, which may know better
+        return call(made, path, *positional, **named)
+    try:
+        with bounded():
+            return call(made, path, *positional, **named)
+    except MemoryError as error:
+        raise ConfigError(_failure(made, path, error, named)) from error
 
 
 def call(made: Callable[..., Any], path: str, /, *positional: Any, **named: Any) -> Any:

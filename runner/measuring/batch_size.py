@@ -7,15 +7,14 @@ import resource
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 import torch
 
 from samewise.runner.errors import Problem, TrainingError, memory_asked_for
 from samewise.runner.measuring.trying import NEAR, SetRate, Trial, require_one_process
+from samewise.runner.processes.memory import free_memory
 from samewise.runner.training.memory import in_words
 from samewise.runner.training.run import Run
 
@@ -170,13 +169,3 @@ def _refused(size: int, tried: dict[int, Size], bound: int | None) -> Size | Non
 def taken() -> int:
     """The most bytes of memory that this process has had so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def free_memory() -> int:
-    """The bytes that programs can still have, of the machine or of this process's control group."""
-    free = psutil.virtual_memory().available
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        files = Path("/sys/fs/cgroup") / limit, Path("/sys/fs/cgroup") / used
-        if all(file.is_file() for file in files) and (text := files[0].read_text().strip()).isdecimal():
-            free = min(free, int(text) - int(files[1].read_text()))
-    return max(free, 0)

@@ -38,7 +38,8 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in matching[:5])
         raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more characters: {names}"))
     if given.is_dir() and (given == run_root or any(given.glob("*/config.yaml")) or any(given.glob("*/*/config.yaml"))):
-        raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=f"choose one of them: `samewise runs --run-root {run_root}`"))
+        root = given.parent if any(given.glob("*/config.yaml")) else given
+        raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=f"choose one of them: `samewise runs --run-root {root}`"))
     if bare := [one for one in (given, *run_root.glob("*/*")) if one.is_dir() and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))]:
         raise ConfigError(Problem(str(bare[0]), "the folder is there, but there is no config.yaml in it", expected="a run's folder", hint=RESTORE))
     if given.is_file():

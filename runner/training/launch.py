@@ -24,7 +24,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from samewise.runner.config import compose
-from samewise.runner.config.check.machine import require_few
+from samewise.runner.config.check.machine import require_few_in_all
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError, describe, traced, without_heading
@@ -64,7 +64,7 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module
         PeerFailed: one of them has failed; what it said is printed.
         TrainingError: one of them has died without a word.
     """
-    require_few("strategy.nproc", nproc)
+    require_few_in_all(composed.cfg, nproc)
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
         handed = Path(temporary)
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, SamewiseError
+from samewise.runner.processes.memory import bounded
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.misfits import misfit, refused_operator
 
@@ -97,8 +99,9 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
         run = build(_uncached(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
-            train_step(run, next(training_batches(run)))
-            rehearse(run)
+            with bounded() if run.strategy.device.type == "cpu" else nullcontext():
+                train_step(run, next(training_batches(run)))
+                rehearse(run)
         except SamewiseError:
             raise
         except (Exception, SystemExit) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,16 @@ def test_a_text_that_is_repeated_is_counted_each_time(tmp_path: Path, form: str,
     assert file.stat().st_size < 2_000_000
     with pytest.raises(DataError, match=r"bytes, more than are decoded"):
         arrow_rows.tables(str(file), {"label": "label"})
+
+
+def test_few_rows_are_unpacked_at_once_where_each_could_be_large() -> None:
+    def rows(*sizes: int) -> int:
+        groups = [SimpleNamespace(num_columns=1, column=lambda place, size=size: SimpleNamespace(total_uncompressed_size=size)) for size in sizes]
+        return arrow_rows._rows_at_once(SimpleNamespace(num_row_groups=len(groups), row_group=groups.__getitem__))
+
+    assert rows() == rows(1000, 1 << 20) == 64
+    assert rows(1000, 1 << 30) == 4
+    assert rows(1 << 40) == 1
 
 
 def test_offsets_that_lead_out_of_the_file_are_damage(tmp_path: Path) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from samewise.runner.config.check import problems
+from samewise.runner.config.check.machine import require_few_in_all
 from samewise.runner.config.compose import compose
+from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
+from samewise.runner.processes import memory
 from samewise.runner.sweepers.space import read_space
 
 BARE = Project(Path("/"))
@@ -52,6 +58,64 @@ def test_ranks_that_the_machine_cannot_carry_are_not_started(samewise, tmp_path:
     done = samewise("train", DIGITS, "debug=tiny", *many, "tracking=none", f"run_root={tmp_path}")
     assert done.returncode == 2
     assert "strategy.nproc: is more processes than this machine can carry" in done.stderr
+
+
+def test_ranks_are_counted_with_the_threads_and_workers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def asked(nproc: int, *more: str) -> None:
+        require_few_in_all(compose([DIGITS, "strategy=elastic", "replicas=64", *more], project=BARE).cfg, nproc)
+
+    asked(64)
+    asked(16, "loader.num_workers=4", "reproducibility.threads=4")
+    asked(1, "reproducibility.threads=256", "loader.num_workers=64")  # each of which is bounded by itself
+    with pytest.raises(ConfigError, match="are 4096 in all, more than this machine can carry with 2 cores"):
+        asked(16, "reproducibility.threads=256")
+    with pytest.raises(ConfigError, match="are 4160 in all"):
+        asked(64, "loader.num_workers=64")
+
+
+LARGE = {
+    "a metric": ("recipe.metrics.f1", {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 100_000_000}, "num_classes"),
+    "a model": ("model", {"_target_": "samewise.recipes.models.resnet.resnet18_small", "width": 20_000, "num_classes": 10, "in_channels": 1}, "width"),
+}
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 100_000_000)
+    monkeypatch.setattr(memory.psutil, "swap_memory", lambda: SimpleNamespace(free=0))
+    monkeypatch.setattr(memory, "_LEAST", 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process can write")
+@pytest.mark.parametrize("what", LARGE)
+def test_a_component_that_would_fill_the_memory_is_refused_as_it_is_made(little_memory, what: str) -> None:
+    """A metric of a billion classes took 19 GB, and then the kernel killed the command."""
+    path, node, key = LARGE[what]
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(ConfigError, match="memory") as told:
+        instantiate(node, path, allowed=())
+    assert told.value.problems[0].path == f"{path}.{key}"
+    assert told.value.problems[0].hint == "make it smaller"
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process can write")
+def test_what_python_itself_would_hold_is_bounded_too_and_ones_own_code_is_not(little_memory, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MemoryError), memory.bounded():
+        list(range(100_000_000))
+    (tmp_path / "own_code.py").write_text("import torch\ndef net(size: int) -> torch.nn.Linear:\n    return torch.nn.Linear(size, 1)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert instantiate({"_target_": "own_code.net", "size": 50_000_000}, "model", allowed=("own_code",)).in_features == 50_000_000
+
+
+def test_free_memory_is_that_of_the_control_group_with_what_only_caches_files(tmp_path: Path) -> None:
+    for name, text in (("memory.max", "5000"), ("memory.current", "4000"), ("memory.stat", "anon 1000\ninactive_file 2000\nactive_file 500\n")):
+        (tmp_path / name).write_text(text + "\n")
+    assert memory.free_memory(tmp_path) == 3500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_memory(tmp_path) > 3500
 
 
 def test_more_jobs_at_a_time_than_the_machine_can_carry_are_not_started(samewise, tmp_path: Path) -> None:

@@ -120,3 +120,13 @@ def test_a_metric_that_is_text_is_named(samewise: Callable[..., Any], tmp_path: 
     assert done.returncode == 2
     assert "valid/accuracy: this metric is not a number" in done.stderr
     assert "'high'" in done.stderr
+
+
+def test_a_folder_of_runs_is_told_with_its_own_name(samewise: Callable[..., Any], tmp_path: Any) -> None:
+    run = tmp_path / "elsewhere" / "one" / "0123"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("")
+    for given in (run.parent, run.parent.parent):
+        done = samewise("eval", given)
+        assert done.returncode == 2
+        assert f"samewise runs --run-root {run.parent.parent}`" in done.stderr

@@ -21,6 +21,8 @@ COMMANDS = {
     "diff": ("--html", ["diff", "RUN", "RUN", "--html", "PLACE/x.html"]),
     "init": ("FOLDER", ["init", "PLACE/x"]),
     "schema": ("--out", ["schema", "--out", "PLACE/x"]),
+    "profile": ("--out", ["profile", *TINY, "--out", "PLACE/x"]),
+    "tune": ("--write", ["tune", "lr", *TINY, "--write", "PLACE/experiment/x.yaml"]),
     "new": ("NAME", ["new", "x", "--from", "resnet18_digits", "--config-dir", "PLACE"]),
     "train": ("run_root", ["train", *TINY, "name=two", "run_root=PLACE/x"]),
     "sweep": ("run_root", ["sweep", *TINY, "name=two", "seed=1,2", "launcher.jobs=1", "run_root=PLACE/x"]),
@@ -56,3 +58,14 @@ def test_pictures_that_have_no_place_in_the_run_can_be_put_elsewhere(samewise: C
         assert (tmp_path / "made" / "picture_class.png").is_file()
     finally:
         (run / "predictions").unlink()
+
+
+@pytest.mark.parametrize("what", ["profile", "tune"])
+def test_nothing_is_written_through_a_link_to_nothing(samewise: Callable[..., Any], tmp_path: Path, what: str) -> None:
+    link = tmp_path / "experiment" / "x.yaml"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "mine")
+    done = samewise(*(("profile", *TINY, "--out", link) if what == "profile" else ("tune", "lr", *TINY, "--write", link)))
+    assert done.returncode == 2, done.stdout
+    assert f"{'--out' if what == 'profile' else '--write'}: is " in done.stderr
+    assert not (tmp_path / "mine").exists()

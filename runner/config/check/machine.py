@@ -38,6 +38,21 @@ def require_few(path: str, count: int) -> None:
         raise ConfigError(Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {max(64, 8 * cores)}"))
 
 
+def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
+    """Refuse ranks that are few by themselves, and with the threads and loader workers of each are thousands.
+
+    Raises:
+        ConfigError: they are far more than the machine's cores.
+    """
+    require_few("strategy.nproc", nproc)
+    cores, each = os.cpu_count() or 1, cfg.reproducibility.threads + cfg.loader.num_workers
+    most = max(_MOST_THREADS, 8 * cores)
+    if nproc > 1 and nproc * each > most:
+        threads, workers = cfg.reproducibility.threads, cfg.loader.num_workers
+        words = f"processes with reproducibility.threads={threads} and loader.num_workers={workers} each are {nproc * each} in all"
+        raise ConfigError(Problem("strategy.nproc", f"{words}, more than this machine can carry with {cores} cores", nproc, f"at most {most} in all"))
+
+
 def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
     """More than there are cores are of use, to have the bits of a larger machine; hundreds more only wait for each other."""
     cores = os.cpu_count() or 1
