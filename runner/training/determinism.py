@@ -94,7 +94,7 @@ def apply(settings: Any) -> None:
     """Set torch's own switches, for this process."""
     import torch
 
-    from samewise.runner.training.portable import use_portable_operators
+    from samewise.runner.training.portable_operators import use_portable_operators
 
     use_portable_operators(wanted=settings.variables.get("MKL_CBWR") == "COMPATIBLE")  # the same on every CPU is what this asks of MKL
     torch.set_num_threads(settings.threads)

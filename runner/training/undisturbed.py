@@ -44,7 +44,7 @@ def undisturbed() -> Generator[None]:
     was_imported = "torch" in sys.modules
     import torch
 
-    from samewise.runner.training.portable import use_portable_operators
+    from samewise.runner.training.portable_operators import use_portable_operators
 
     switches = _switches()
     before = [switch.read() if was_imported else switch.default for switch in switches]

@@ -11,13 +11,13 @@ or it says so.
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
 
 WORK = {
     "ResNet-20 at 32 px, batch 64": ["experiment=resnet_cifar10", "dataset=generated_classification", "batch_size=64"],
@@ -41,9 +41,10 @@ TURNS = 6
 class Trainer:
     """A process that takes a step whenever it is asked."""
 
-    def __init__(self, overrides: list[str], threads: int, cores: int) -> None:
-        command = ["taskset", "-c", ",".join(map(str, CORES[:cores])), sys.executable, __file__, "--threads", str(threads), *overrides]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def __init__(self, overrides: list[str], cores: int, variables: Mapping[str, str] | None = None) -> None:
+        command = ["taskset", "-c", ",".join(map(str, CORES[:cores])), sys.executable, __file__, "--train", *overrides]
+        environment = {**os.environ, **(variables or {})}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
         self.ask("")  # it is ready
 
     def ask(self, line: str) -> str:
@@ -62,35 +63,36 @@ class Trainer:
         return digest
 
 
-def train(threads: int, overrides: list[str]) -> None:
+def train(overrides: list[str]) -> None:
     """Take a step for each line of standard input, and say how many seconds it took, of time and of the processor."""
+    from samewise.runner.config import compose, project
     from samewise.runner.training import determinism
 
-    determinism.prepare(SimpleNamespace(threads=threads, variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}))
-    from samewise.runner.config import compose, project
+    folder = tempfile.mkdtemp()
+    composed = compose.compose([*overrides, *COMMON, f"run_root={folder}/runs"], project=project.find())
+    determinism.prepare(composed.cfg.reproducibility)
     from samewise.runner.records.digest import weights_sha256
     from samewise.runner.training.batches import training_batches
     from samewise.runner.training.build import build
     from samewise.runner.training.loop import train_step
     from samewise.runner.training.session import session
 
-    with tempfile.TemporaryDirectory() as folder:
-        composed = compose.compose([*overrides, *COMMON, f"reproducibility.threads={threads}", f"run_root={folder}/runs"], project=project.find())
-        run = build(composed, composed.project, composed.folder)
-        with session(run):
-            batches = training_batches(run)
-            print("ready", flush=True)
-            while input() != "end":
-                began, computed = time.perf_counter(), time.process_time()
-                train_step(run, next(batches))
-                print(time.perf_counter() - began, time.process_time() - computed, flush=True)
-            print(weights_sha256(run.model.state_dict()), flush=True)
-            os._exit(0)  # there is nothing to evaluate or to keep
+    run = build(composed, composed.project, composed.folder)
+    with session(run):
+        batches = training_batches(run)
+        print("ready", flush=True)
+        while input() != "end":
+            began, computed = time.perf_counter(), time.process_time()
+            train_step(run, next(batches))
+            print(time.perf_counter() - began, time.process_time() - computed, flush=True)
+        print(weights_sha256(run.model.state_dict()), flush=True)
+        shutil.rmtree(folder)
+        os._exit(0)  # there is nothing to evaluate or to keep
 
 
 def measure(overrides: list[str], turns: int = TURNS) -> tuple[float, dict[tuple[int, int], float], bool]:
     """(milliseconds of one thread on one core, median ratio to one thread on as many cores, whether cores changed no bit)."""
-    trainers = {way: Trainer(overrides, *way) for way in WAYS}
+    trainers = {way: Trainer([*overrides, f"reproducibility.threads={way[0]}"], way[1]) for way in WAYS}
     times = [{way: [*map(float, trainer.ask("step").split())] for way, trainer in trainers.items()} for _ in range(turns + 2)][2:]
     digests = {way: trainer.end() for way, trainer in trainers.items()}
     same = all(digests[way] == digests[way[0], 1] for way in WAYS)
@@ -107,7 +109,7 @@ def main(wanted: list[str], say: Callable[[str], None] = print) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--threads"]:
-        train(int(sys.argv[2]), sys.argv[3:])
+    if sys.argv[1:2] == ["--train"]:
+        train(sys.argv[2:])
     else:
         main(sys.argv[1:])

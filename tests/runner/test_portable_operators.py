@@ -1,17 +1,18 @@
-"""Under `reproducibility=portable` square roots are rounded correctly, which MKL's are not, and images sampled by a kernel that every CPU runs alike."""
+"""Under `reproducibility=portable` square roots are rounded correctly, images sampled by a scalar kernel; large products and GRUs are those of mathematics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from samewise.runner.training import determinism
-from samewise.runner.training.portable import use_portable_operators
+from samewise.runner.training import determinism, portable_operators
+from samewise.runner.training.portable_operators import use_portable_operators
 from samewise.runner.training.undisturbed import undisturbed
 
 SWITCHES = {"threads": 1, "deterministic": True, "benchmark": False, "fill_uninitialized_memory": False}
@@ -70,6 +71,84 @@ def test_images_are_sampled_by_the_scalar_kernel() -> None:
     assert torch.allclose(found, before, atol=1e-5)
     (gradient,) = torch.autograd.grad(found.sum(), images)
     assert torch.allclose(gradient, torch.autograd.grad(before.sum(), images)[0], atol=1e-5)
+
+
+def gradients(function: Callable[..., Tensor], *given: Tensor) -> list[Tensor]:
+    """What the function gives, and the gradients of a sum of it with respect to all that it is given."""
+    leaves = [one.detach().requires_grad_() for one in given]
+    found = function(*leaves)
+    return [found, *torch.autograd.grad((found * torch.linspace(0.5, 1.5, found.numel(), dtype=found.dtype).view_as(found)).sum(), leaves)]
+
+
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
+    "matrices": (torch.mm, [(100, 160), (160, 120)]),
+    "strided": (lambda left, right: left.t()[:, ::2] @ right[::2, 1:], [(160, 200), (160, 151)]),
+    "a row repeated": (lambda left, right: left.expand(150, 160) @ right, [(1, 160), (160, 120)]),
+    "linear": (torch.nn.functional.linear, [(2, 90, 160), (120, 160), (120,)]),
+    "a batch": (torch.bmm, [(3, 100, 160), (3, 160, 120)]),
+    "a convolution of 1 by 1": (torch.nn.functional.conv1d, [(4, 32, 372), (128, 32, 1), (128,)]),
+    "the same without bias, seen otherwise": (lambda values, weight: torch.conv2d(values.transpose(2, 3), weight), [(3, 64, 31, 17), (64, 64, 1, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_large_products_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, shapes = PRODUCTS[name]
+    drawn = torch.Generator().manual_seed(0)
+    given = [torch.randn(shape, generator=drawn) for shape in shapes]
+    exact = gradients(function, *(one.double() for one in given))
+    plain = gradients(function, *given)
+    calls = list[int]()
+    product = portable_operators._product
+    monkeypatch.setattr(portable_operators, "_product", lambda *given: (calls.append(1), product(*given))[1])
+    use_portable_operators(wanted=True)
+    found = gradients(function, *given)
+    assert calls
+    for one, true, torch_s in zip(found, exact, plain, strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (torch_s.dtype, torch_s.shape, torch_s.stride())
+        assert (one - true).abs().max() <= 1e-5 * true.abs().max()
+    assert all(map(torch.equal, found, gradients(function, *given)))
+
+
+def test_what_is_not_a_large_product_is_torch_s() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    large, square = torch.randn(128, 128, generator=drawn), torch.randn(2, 3, 40, 40, generator=drawn)
+    cases: list[Callable[[], Tensor]] = [
+        lambda: large.double() @ large.double(),
+        lambda: large[:4] @ large,
+        lambda: torch.addmm(large, large, large, beta=0.5, alpha=2),
+        lambda: torch.conv2d(square, large.flatten()[:81].view(3, 3, 3, 3)),
+        lambda: large[:, :0] @ large[:0],
+    ]
+    before = [case() for case in cases]
+    use_portable_operators(wanted=True)
+    assert all(torch.equal(case(), expected) for case, expected in zip(cases, before, strict=True))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        large @ large[:100]
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_first": True, "num_layers": 2}, {"num_layers": 3, "dropout": 0.5}, {"bidirectional": True}, {"bias": False}])
+def test_a_gru_is_torch_s_but_for_rounding(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.GRU(5, 7, **settings)
+    first = torch.randn(model.num_layers * (2 if model.bidirectional else 1), 4, 7)
+    values = torch.randn(4, 4, 5)
+
+    def whole(values: Tensor, first: Tensor, *parameters: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        named = dict(zip(dict(model.named_parameters()), parameters, strict=True))
+        found, last = torch.func.functional_call(model, named, (values, first))
+        return torch.cat([found.flatten(), last.flatten()])
+
+    before = gradients(whole, values, first, *model.parameters())
+    use_portable_operators(wanted=True)
+    after = gradients(whole, values, first, *model.parameters())
+    for one, other in zip(after, before, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    if not (model.bidirectional or not model.bias):
+        assert not all(map(torch.equal, after, before))
+    with torch.no_grad():
+        assert torch.equal(whole(values, first, *model.parameters()), after[0])
 
 
 def test_gradients_pass_through() -> None:
