@@ -149,6 +149,14 @@ def first_few(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
+def limit_from(variable: str, usual: int) -> int:
+    """The limit that an environment variable sets; the usual one where it is not set. Raises a ConfigError where it is not a whole number above 0."""
+    given = os.environ.get(variable)
+    if given is not None and (not given.isdecimal() or not int(given)):
+        raise ConfigError(Problem(variable, "this environment variable is not a limit", given, "a whole number above 0"))
+    return usual if given is None else int(given)
+
+
 def require_positive(numbers: Mapping[str, int]) -> None:
     """Raise a ConfigError for the first of some settings, by their paths, that is not at least 1."""
     for path, value in numbers.items():

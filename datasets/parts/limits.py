@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass
 from typing import Protocol
 
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import DataError, Problem, limit_from
 
 _BLOCK = 1 << 20
 
@@ -32,12 +32,7 @@ class Limit:
     @property
     def most(self) -> int:
         """Raises ConfigError where the variable is not a whole number above 0."""
-        given = os.environ.get(self.variable)
-        if given is None:
-            return self.usual
-        if not given.isdecimal() or not int(given):
-            raise ConfigError(Problem(self.variable, "this environment variable is not a limit", given, "a whole number above 0"))
-        return int(given)
+        return limit_from(self.variable, self.usual)
 
     def check(self, path: str | os.PathLike[str], count: int) -> None:
         """Raise a DataError that names the file, what it has and how to allow it, where `count` is more."""

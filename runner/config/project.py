@@ -70,8 +70,8 @@ def find(start: Path | None = None, *, packages: Sequence[str] = (), configs: Se
         raise ConfigError(*problems)
 
     named = (*packages, *settings.get("packages", ()))
-    if named:
-        _put_on_path(root)
+    if named and str(root) not in sys.path:
+        sys.path.append(str(root))  # last, so that a project's folder can shadow neither the standard library nor an installed package
     given = [Path(folder).expanduser().resolve() for folder in configs]
     folders = [*given, *([(root / settings["configs"]).resolve()] if "configs" in settings else [])]
     problems += [_no_package(name, root) for name in named if not _importable(name)]
@@ -116,12 +116,6 @@ def _not_mine(file: Path, here: Path) -> list[Problem]:
         return []
     expected = "a file of this user's, or of root's, in a folder above the current one"
     return [Problem(str(file), f"belongs to another user (uid {owner})", expected=expected, hint=f"if you trust it, run the command in {file.parent}")]
-
-
-def _put_on_path(root: Path) -> None:
-    """Last, so that a project's folder can shadow neither the standard library nor an installed package."""
-    if str(root) not in sys.path:
-        sys.path.append(str(root))
 
 
 def _importable(name: str) -> bool:

@@ -14,6 +14,7 @@ from samewise.runner.config.check.machine import require_few
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.parent import JobParent
+from samewise.runner.launchers.submission import unexplained
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
 from samewise.runner.tracking.link import SHARED
 from samewise.runner.tracking.sender_parent import SenderParent
@@ -90,7 +91,7 @@ class Local(Launcher):
             if number in ended:
                 self._shares.pop(number, None)
                 self._alone.pop(number, None)
-                found[number] = Seen(Standing.gone, how(ended[number]))
+                found[number] = Seen(Standing.gone, unexplained(ended[number]) if ended[number] < 0 else "")
             else:
                 found[number] = Seen(Standing.running if number in self._shares else Standing.gone)
         return found
@@ -147,11 +148,6 @@ def visible_gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [str(number) for number in range(sum(line.startswith("GPU ") for line in told.splitlines()))]
-
-
-def how(code: int) -> str:
-    """How a process ended, where it was killed."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else ""
 
 
 def _environment(job: Job, share: _Share) -> dict[str, str]:

@@ -31,75 +31,47 @@ def _again(first: Path) -> list[int]:
     return [int(number) for path in first.parent.glob(f"{first.name}-*") if (number := path.name.removeprefix(f"{first.name}-")).isdecimal()]
 
 
+class _In:
+    """A path in a run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, kind: object) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """`RUN_ROOT/<experiment name>/<first 12 digits of the fingerprint>/` and what is in it; with `-2`, `-3`, ... where it was trained anew."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The resolved config, loadable again."""
-        return self.path / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, hardware, threads, variables, git state, data fingerprints."""
-        return self.path / "environment.json"
-
-    @property
-    def sources(self) -> Path:
-        """The user's own code that the run was begun with: the digests of its functions and classes. There only where there is some."""
-        return self.path / "sources.json"
-
-    @property
-    def trace(self) -> Path:
-        """One line a step: step, loss as a hex float, digests."""
-        return self.path / "trace.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """The journal of what was logged."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tags(self) -> Path:
-        """Tags that the run has earned: a mapping of names to text. There only where there are some."""
-        return self.path / "tags.json"
-
-    @property
-    def artifacts(self) -> Path:
-        """Whatever is put here is uploaded to MLflow under the same relative path."""
-        return self.path / "artifacts"
-
-    @property
-    def summary(self) -> Path:
-        """How the run ended; there only once it has ended."""
-        return self.path / "summary.json"
-
-    @property
-    def failure(self) -> Path:
-        """Why it failed; there only until it is resumed and ends well."""
-        return self.path / "failure.json"
-
-    @property
-    def tracking(self) -> Path:
-        """The MLflow run's id, and how much of the journal has been sent."""
-        return self.path / "tracking.json"
-
-    @property
-    def lock(self) -> Path:
-        """Held, and signed, by the process that writes the run."""
-        return self.path / ".lock"
-
-    @property
-    def sending(self) -> Path:
-        """A lock: held by the process that sends the run's metrics to MLflow."""
-        return self.path / ".sending"
+    config = _In("config.yaml")
+    """The resolved config, loadable again."""
+    environment = _In("environment.json")
+    """Versions, hardware, threads, variables, git state, data fingerprints."""
+    sources = _In("sources.json")
+    """The user's own code that the run was begun with: the digests of its functions and classes. There only where there is some."""
+    trace = _In("trace.jsonl")
+    """One line a step: step, loss as a hex float, digests."""
+    metrics = _In("metrics.jsonl")
+    """The journal of what was logged."""
+    checkpoints = _In("checkpoints")
+    tags = _In("tags.json")
+    """Tags that the run has earned: a mapping of names to text. There only where there are some."""
+    artifacts = _In("artifacts")
+    """Whatever is put here is uploaded to MLflow under the same relative path."""
+    summary = _In("summary.json")
+    """How the run ended; there only once it has ended."""
+    failure = _In("failure.json")
+    """Why it failed; there only until it is resumed and ends well."""
+    tracking = _In("tracking.json")
+    """The MLflow run's id, and how much of the journal has been sent."""
+    lock = _In(".lock")
+    """Held, and signed, by the process that writes the run."""
+    sending = _In(".sending")
+    """A lock: held by the process that sends the run's metrics to MLflow."""
 
     def create(self) -> None:
         """Make the folder.

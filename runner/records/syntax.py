@@ -106,7 +106,7 @@ class _Writer:
         if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             return ""  # docstrings among them
         self._note(node)
-        is_for_types, self._for_types = self._for_types, self._for_types or (isinstance(node, ast.If) and _is_type_checking(node.test))
+        is_for_types, self._for_types = self._for_types, self._for_types or (isinstance(node, ast.If) and _called(node.test) == "TYPE_CHECKING")
         parts = [f"{name}={self.write(value)}" for name in node._fields if name not in _UNSAID and (value := getattr(node, name, None)) not in (None, [])]
         if kind == "Constant":
             parts = [repr(getattr(node, "value"))]  # noqa: B009  (None is a value too)
@@ -125,10 +125,6 @@ class _Writer:
             imports.append((0, name, ()))
         elif isinstance(node, ast.Call) and (_called(node.func) in _HIDING or (isinstance(node.func, ast.Name) and node.func.id in _HIDING_BUILTINS)):
             self.syntax.hides = True
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    return _called(test) == "TYPE_CHECKING"
 
 
 def _called(node: ast.expr) -> str:

@@ -183,7 +183,8 @@ class Replicas(Carried):
         replica = number // self._accumulate
         place = replica - self._carried.start
         if place != self._at:
-            self._add_up_to(self._at)
+            for bucket in self._buckets:
+                self._add(bucket, self._at)
             self._at = place
             self._buffers.begin(replica)
         self._last = number == self._carried.stop * self._accumulate - 1
@@ -215,10 +216,6 @@ class Replicas(Carried):
         self._exchange.follow_first(self._buffers.tensors, self._buffers.set)
         for bucket, flat, marks in zip(self._buckets, sums, zip(*touched, strict=True), strict=True):
             bucket.give_back(flat, [any(mark) for mark in zip(*marks, strict=True)])
-
-    def _add_up_to(self, place: int) -> None:
-        for bucket in self._buckets:
-            self._add(bucket, place)
 
     def _add(self, bucket: Bucket, place: int) -> None:
         """Add the replica at `place`, whose gradients the parameters hold; those before it that were left out had no samples."""

@@ -44,24 +44,15 @@ def problems_of(points: Sequence[ComposedPoint], project: Project, *, elsewhere:
         of_components = [*components.required_are_there(made.whole), *_once(seen, made.whole, find)]
         for problem in (*made.composed.problems, *settings.problems_in(made.whole), *of_components):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
-        of_machine = [*_once(seen_here, _of_machine(made.whole), lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere))]
-        for problem in of_machine:
+        what = {"machine": [made.whole[key] for key in ("device", "run_root", "strategy")]}
+        for problem in _once(seen_here, what, lambda _, made=made: machine.problems(made.composed.cfg, elsewhere=elsewhere)):
             found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     if not found and not elsewhere:
         for made in points:
-            for problem in _once(seen_here, _of_processes(made.whole), lambda _, made=made: _misfits(made.composed, project)):
+            what = {"processes": [made.whole[key] for key in ("strategy", "device", "replicas", "accumulate")]}
+            for problem in _once(seen_here, what, lambda _, made=made: _misfits(made.composed, project)):
                 found.setdefault((problem.path, problem.message), []).append((made.point, problem))
     return [_counted(each, len(points)) for each in found.values()]
-
-
-def _of_machine(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides whether a point can run on this machine."""
-    return {"machine": [whole["device"], whole["run_root"], whole["strategy"]]}
-
-
-def _of_processes(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides whether its processes can carry its replicas."""
-    return {"processes": [whole[key] for key in ("strategy", "device", "replicas", "accumulate")]}
 
 
 def _misfits(composed: Composed, project: Project) -> list[Problem]:

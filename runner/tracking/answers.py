@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -20,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.utils import request_utils
 
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, in_short
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, in_short, limit_from
 from samewise.runner.tracking.address import in_words
 
 ANSWER = ("SAMEWISE_MAX_ANSWER_BYTES", 64 << 20)
@@ -104,11 +103,11 @@ class _Counted(io.RawIOBase):
         taken = _taken()
         if self._download:
             taken.downloads += more
-            most = limit(DOWNLOAD)
+            most = limit_from(*DOWNLOAD)
             enough = max(taken.downloads, count) > most
         else:
             taken.answers += more
-            most = limit(ANSWER)
+            most = limit_from(*ANSWER)
             enough = count > most + _HEADERS or taken.answers > _ANSWERS * most
             most *= 1 if count > most + _HEADERS else _ANSWERS
         if enough:
@@ -159,21 +158,10 @@ def _count(manager: Any) -> None:
     manager.pool_classes_by_scheme = {scheme: counting(pool) for scheme, pool in manager.pool_classes_by_scheme.items()}
 
 
-def limit(of: tuple[str, int]) -> int:
-    """The limit of `ANSWER` or `DOWNLOAD`. Raises ConfigError where its environment variable is not a whole number above 0."""
-    name, usual = of
-    given = os.environ.get(name)
-    if given is None:
-        return usual
-    if not given.isdecimal() or not int(given):
-        raise ConfigError(Problem(name, "this environment variable is not a limit", given, "a whole number above 0"))
-    return int(given)
-
-
 def connect(uri: str) -> MlflowClient:
     """A client of a store, whose answers are limited."""
     for of in (ANSWER, DOWNLOAD):
-        limit(of)
+        limit_from(*of)
     if request_utils.TCPKeepAliveHTTPAdapter is not _Adapter:
         request_utils.TCPKeepAliveHTTPAdapter = _Adapter
         request_utils._cached_get_request_session.cache_clear()  # pyright: ignore[reportPrivateUsage]

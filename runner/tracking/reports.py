@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlflow import MlflowClient
+
 from samewise.runner.tracking.address import check_uri
 from samewise.runner.tracking.store import experiment_id, open_client
 
@@ -31,10 +33,7 @@ def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -
     experiment = experiment_id(client, f"{settings['experiment']} reports", settings)
     found = client.search_runs([experiment], f"tags.`{_TAG}` = '{sweep}'", max_results=1)
     run = found[0] if found else client.create_run(experiment, tags={_TAG: sweep, "sweep": sweep}, run_name=sweep)
-    for file in files:
-        client.log_artifact(run.info.run_id, str(file))
-    client.set_terminated(run.info.run_id, "FINISHED")
-    return run.info.run_id
+    return _finished(client, run.info.run_id, files)
 
 
 def log_profile(name: str, fingerprint: str, files: Sequence[Path], metrics: Mapping[str, float], settings: Mapping[str, Any]) -> str:
@@ -58,7 +57,11 @@ def log_profile(name: str, fingerprint: str, files: Sequence[Path], metrics: Map
     run = client.create_run(experiment, tags={"samewise.profile_of": fingerprint}, run_name=f"{name} {fingerprint[:12]}")
     for key, value in metrics.items():
         client.log_metric(run.info.run_id, key, value)
+    return _finished(client, run.info.run_id, files)
+
+
+def _finished(client: MlflowClient, run_id: str, files: Sequence[Path]) -> str:
     for file in files:
-        client.log_artifact(run.info.run_id, str(file))
-    client.set_terminated(run.info.run_id, "FINISHED")
-    return run.info.run_id
+        client.log_artifact(run_id, str(file))
+    client.set_terminated(run_id, "FINISHED")
+    return run_id

@@ -130,14 +130,10 @@ def first_batch(run: Run, split: str, samples: int) -> Batch:
 
 
 def _measure(run: Run, model: nn.Module, number: int, batch: Any) -> Any:
-    moved = _on_device(run, number, batch)
+    streams.enter(run.seed, "eval", number)
+    moved = run.transforms["eval"](run.to_device(batch))
     with run.precision.autocast():
         return run.recipe.measure(model, moved)
-
-
-def _on_device(run: Run, number: int, batch: Any) -> Batch:
-    streams.enter(run.seed, "eval", number)
-    return run.transforms["eval"](run.to_device(batch))
 
 
 def _share(run: Run, split: Split) -> Sequence[int]:

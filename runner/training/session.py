@@ -47,7 +47,7 @@ def session(run: Run) -> Generator[dict[str, Any]]:
         if run.strategy.peers.first(lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)):
             with run.strategy.evaluating(run.model):
                 run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: what cannot be evaluated leaves none
-        run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, _surroundings(run)))
+        run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, run.strategy.peers.gather(run.environment)))
         _restore(run)
         run.recorder.tracker.start()
         for callback in run.callbacks.values():
@@ -98,11 +98,6 @@ def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]
     run.recorder.require_folder = held.enter_context(run.folder.hold_lock())
     _write_down(run, surroundings)
     return run.recorder.level
-
-
-def _surroundings(run: Run) -> list[Mapping[str, Any]]:
-    """What the environment of each process has that decides bits."""
-    return run.strategy.peers.gather(run.environment)
 
 
 def _restore(run: Run) -> None:
