@@ -65,10 +65,21 @@ def words(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
+@functools.cache
+def texts_of_tests() -> tuple[dict[str, str], dict[str, str]]:
+    """Every file below tests/; and each of them with the helpers beside it that it names."""
+    tests = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "tests").rglob("*.py"))}
+    helpers = [name for name in tests if not Path(name).name.startswith(("test_", "conftest"))]
+    beside = {name: [one for one in helpers if name.startswith(f"{Path(one).parent}/")] for name in tests}
+    known_as = {one: rf"\bsamewise_{Path(one).stem}\b" if one.count("/") == 1 else rf"(\b|_){Path(one).stem}\b" for one in helpers}
+    named = {name: [tests[one] for one in beside[name] if re.search(known_as[one], text)] for name, text in tests.items()}
+    return tests, {name: "\n".join([text, *named[name]]) for name, text in tests.items()}
+
+
 def affected_tests(changed: Iterable[str]) -> list[str]:
     """The files of tests to run; `["tests"]` for all."""
     changed = set(changed)
-    tests = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "tests").rglob("*.py"))}
+    tests, with_helpers = texts_of_tests()
     selected = {name for name in tests if name in changed and Path(name).name.startswith("test_")}
     names = set[str]()
     modules = set[str]()
@@ -89,10 +100,7 @@ def affected_tests(changed: Iterable[str]) -> list[str]:
         else:
             return ["tests"]
     names |= dependents(modules, names)
-    helpers = [name for name in tests if not Path(name).name.startswith(("test_", "conftest"))]
-    for name, text in tests.items():
-        beside = [one for one in helpers if name.startswith(f"{Path(one).parent}/")]
-        text = "\n".join([text, *(tests[one] for one in beside if re.search(rf"(\b|_){Path(one).stem}\b", text))])
+    for name, text in with_helpers.items():
         if names & words(text) or (CLI in names and REACHES_THE_CLI.search(text)):
             selected.add(name)
     return sorted(name for name in selected if Path(name).name.startswith("test_"))
