@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -103,13 +103,18 @@ class SpeechRecognition(Recipe):
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Loss:
         """The sum over utterances of nats a character; the count is the number of utterances."""
         log_probs, lengths = self._read(model, batch)
-        nats, possible = self._nats(log_probs, lengths, batch)
-        parts = {"skipped": (~possible).sum().float()} if self._impossible == "skip" else {}
-        return Loss(torch.where(possible, nats, 0.0).sum(), count=len(nats), parts=parts)
+        nats, possible, explain = self._nats(log_probs, lengths, batch)
+        if self._impossible == "skip":
+            return Loss(torch.where(possible, nats, 0.0).sum(), count=len(nats), parts={"skipped": (~possible).sum().float()})
+        if possible.is_cpu:
+            explain()
+        return Loss(torch.where(possible, nats, torch.inf).sum(), count=len(nats), explain=explain)
 
     def measure(self, model: nn.Module, batch: Batch) -> MeasuredSpeech:
         log_probs, lengths = self._read(model, batch)
-        nats, possible = self._nats(log_probs, lengths, batch)
+        nats, possible, explain = self._nats(log_probs, lengths, batch)
+        if self._impossible == "error":
+            explain()
         loss = torch.where(possible, nats.detach(), 0.0).cpu()
         hypotheses = self._decoded(log_probs, lengths)
         edits = [transcripts.edit_distance(said, read) for said, read in zip(batch["transcript"], hypotheses, strict=True)]
@@ -157,8 +162,11 @@ class SpeechRecognition(Recipe):
             raise ConfigError(Problem("model", "has a number of frames that its 1-d convolutions do not account for", output.shape[-1], hint=hint))
         return output.float().log_softmax(1), count(model, frames)
 
-    def _nats(self, log_probs: Tensor, lengths: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """float32[B] of nats a character, and bool[B]: whether there are frames enough, and so the loss is finite. On the CPU where CTC is computed there."""
+    def _nats(self, log_probs: Tensor, lengths: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Callable[[], None]]:
+        """float32[B] of nats a character; bool[B], whether there are frames enough, and so the loss is finite; and what raises where there are not.
+
+        On the CPU where CTC is computed there.
+        """
         target, target_length = batch["target"], batch["target_length"]
         if not ctc.stays_on(log_probs, target):
             known = torch.cat([target.flatten(), target_length, lengths]).to("cpu", non_blocking=True)
@@ -167,14 +175,18 @@ class SpeechRecognition(Recipe):
             target, target_length, lengths = known[: -2 * size].view(target.shape), known[-2 * size : -size], known[-size:]
         needed = ctc.frames_needed(target, target_length)
         possible = needed <= lengths
-        if self._impossible == "error" and not bool(possible.all()):
+
+        def explain() -> None:
+            if bool(possible.all()):
+                return
             place = int((~possible).nonzero()[0])
             reason = f"its transcript needs {int(needed[place])} frames, and the model gives {int(lengths[place])} for so short a recording"
             hint = f"the transcript is {batch['transcript'][place][:60]!r}; recipe.impossible=skip skips such recordings"
             raise DataError(Problem(batch["name"][place] or "dataset", reason, hint=hint))
+
         # An impossible target is replaced by the empty one: no infinity, and no gradient, gets near the others.
         nats = ctc.negative_log_likelihood(log_probs, lengths, target, torch.where(possible, target_length, 0))
-        return nats / target_length.clamp(min=1), possible
+        return nats / target_length.clamp(min=1), possible, explain
 
     def _decoded(self, log_probs: Tensor, lengths: Tensor) -> list[str]:
         if self._beam is not None:

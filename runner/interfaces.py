@@ -28,11 +28,14 @@ class Loss:
         total: float32[], the *sum* of the loss over what is counted (samples, target characters, ...), differentiable.
         count: How many were counted. The step's loss is the sum of totals over the sum of counts, over all micro-batches.
         parts: Named components to log, each a sum over the same count, detached.
+        explain: Raises a SamewiseError that says why the total is not finite, where the recipe knows. Called only where it is not, so that nobody waits for a
+            device to hear that all is well.
     """
 
     total: Tensor
     count: float
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    explain: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)

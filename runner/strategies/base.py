@@ -31,18 +31,22 @@ class Tally:
     """Numbers; float64[] on a device, until they are read."""
     seen: tuple[tuple[int, Any], ...] = ()
     """Digests of each micro-batch as it was loaded and as the model got it, in order; none where nothing is traced. On a device the second is what reads it."""
+    explain: Callable[[], None] | None = None
+    """Raises what the recipe knows of a loss that is not finite. Of a micro-batch, until it is read or added to others."""
 
     @classmethod
     def of(cls, loss: Loss, *, nominal: float, seen: tuple[tuple[int, Any], ...] = ()) -> Tally:
         """A micro-batch's, whose loss was divided by `nominal` before its backward pass."""
         sums = {name: one.item() if one.is_cpu else one.detach().double() for name, one in {"loss": loss.total, **loss.parts}.items()}
-        return cls(loss.count, nominal, sums, seen)
+        return cls(loss.count, nominal, sums, seen, loss.explain)
 
-    def read(self, *others: Tensor) -> tuple[Tally, list[float]]:
-        """It in numbers, and other tensors' single values, read together: whatever is read from a device waits for it."""
-        values = numbers([*self.sums.values(), *others])
-        sums = dict(zip(self.sums, values, strict=False))
-        return Tally(self.count, self.nominal, sums, tuple((one, other() if callable(other) else other) for one, other in self.seen)), values[len(sums) :]
+    @classmethod
+    def read(cls, tallies: Sequence[Tally], norms: Sequence[Tensor] = ()) -> tuple[list[Tally], list[float]]:
+        """Some in numbers, and tensors' single values, all read together: whatever is read from a device waits for it."""
+        values = iter(numbers([*(value for tally in tallies for value in tally.sums.values()), *norms]))
+        sums = [{name: next(values) for name in tally.sums} for tally in tallies]
+        seen = [tuple((one, other() if callable(other) else other) for one, other in tally.seen) for tally in tallies]
+        return [cls(tally.count, tally.nominal, *both) for tally, *both in zip(tallies, sums, seen, strict=True)], list(values)
 
     @property
     def weight(self) -> float:
@@ -158,7 +162,7 @@ class Strategy(abc.ABC):
 
     def gather(self, tallies: Sequence[Tally], facts: Any = None) -> tuple[list[Tally], list[Any]]:
         """The tallies of all ranks, in order, and a further small value of each rank; with them the ranks agree whether to stop."""
-        said = self.peers.gather(([vars(tally.read()[0]) for tally in tallies], facts, self.peers.stop_heard))
+        said = self.peers.gather(([vars(tally) for tally in Tally.read(tallies)[0]], facts, self.peers.stop_heard))
         self.peers.stop_agreed = next((heard for _, _, heard in said if heard), None)
         return [Tally(**tally) for some, _, _ in said for tally in some], [facts for _, facts, _ in said]
 

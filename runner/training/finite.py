@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,20 +22,35 @@ def not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:
     return [name for name, one in known if not one.isfinite().all()]
 
 
-def require_finite_step(run: Run, losses: Mapping[str, float], norm: float) -> None:
-    """Raise before the optimizer steps where a loss is not finite, or a gradient that float16's loss scale does not account for.
+def largest(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The largest magnitude of each, float[], which is not finite where the gradient is not: what stays of gradients whose memory is used again."""
+    held = [one for one in gradients if one is not None]
+    norms = iter(torch._foreach_norm(held, float("inf")) if held else ())  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    return [None if one is None else next(norms) for one in gradients]
+
+
+def require_finite_step(
+    run: Run, losses: Mapping[str, float], norm: float, gradients: Sequence[Tensor | None], explain: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Raise before the last optimizer of a step steps where a loss is not finite, or a gradient that float16's loss scale does not account for.
 
     Args:
-        run: It has the gradients.
-        losses: By name.
-        norm: The gradients' 2-norm.
+        run: It is at the step.
+        losses: Of a phase, by name.
+        norm: Its gradients' 2-norm.
+        gradients: Of all of the model's parameters, in order, or what `largest` made of them.
+        explain: Each raises what a recipe knows of a loss that is not finite.
 
     Raises:
         TrainingError: the first that is not finite, by name.
+        SamewiseError: the recipe knows why a loss is not finite.
     """
     wrong = next((f"the {name} is" for name, value in losses.items() if not math.isfinite(value)), "")
+    if wrong:
+        for one in explain:
+            one()
     if not wrong and not math.isfinite(norm) and not run.precision.may_overflow():
-        names = not_finite((name, one.grad) for name, one in run.model.named_parameters())
+        names = not_finite((name, gradient) for (name, _), gradient in zip(run.model.named_parameters(), gradients, strict=True))
         if names:
             wrong = f"the gradient of {names[0]} is"
         elif run.clip_norm is not None:

@@ -354,7 +354,7 @@ class Scaled(Precision):
 def test_a_step_that_is_not_finite_is_told_by_what_was_first(run: Run) -> None:
     def said(losses: dict[str, float], norm: float, **parts: Any) -> str:
         try:
-            require_finite_step(at(run, 5, **parts), losses, norm)
+            require_finite_step(at(run, 5, **parts), losses, norm, [one.grad for one in run.model.parameters()])
         except TrainingError as error:
             (problem,) = error.problems
             assert problem.path == "step 6"

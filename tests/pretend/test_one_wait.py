@@ -1,0 +1,71 @@
+"""What is wrong with a step is named although nobody waits for the device before the step's end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pretended_cuda import PretendedDevice, written
+from torch import Tensor, nn
+
+from samewise.recipes.speech_recognition import SpeechRecognition
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.errors import DataError, TrainingError
+from samewise.runner.interfaces import Phase
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.build import build
+from samewise.runner.training.loop import train_step
+
+STEP = ("debug=tiny", "device=cuda", "tracking=none", "loader.num_workers=0", "dataset.samples=16")
+
+
+def test_every_recipe_waits_at_most_once_in_a_step_and_copies_nothing_while_it_waits():
+    for recipe, counts in written.read()["recipes"].items():
+        step = counts["step"]
+        assert sum(step["waits"].values()) <= 1, recipe
+        assert not step["blocking_copies_in"], recipe
+        assert not step["blocking_copies_out"], recipe
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("phase", ["discriminator", "generator"])
+def test_a_gradient_that_is_not_finite_is_named_in_each_phase(phase: str, tmp_path: Path):
+    project = Project(Path.cwd())
+    run = build(compose([*written.RECIPES["adversarial"], *STEP], project=project), project, RunFolder(tmp_path))
+    run.recorder.trace.open(0, 0)
+    name, spoilt = next((name, one) for name, one in run.model.named_parameters() if name.startswith(phase))
+    spoilt.register_hook(lambda gradient: gradient * torch.nan)
+    try:
+        with pytest.raises(TrainingError, match=f"step 1: the gradient of {name} is not finite"):
+            train_step(run, next(training_batches(run)))
+    finally:
+        run.recorder.trace.close()
+
+
+class Told(nn.Module):
+    """Gives the scores that it was made with, whatever it hears."""
+
+    def __init__(self, scores: Tensor) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(scores)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.scores
+
+
+def test_a_recording_that_is_too_short_is_named_once_the_loss_is_known_not_to_be_finite(device: PretendedDevice):
+    recipe = SpeechRecognition(letters="ehrt")
+    batch = recipe.collate([{"waveform": torch.zeros(10), "transcript": text, "name": f"{text}.wav"} for text in ("the", "three")])
+    batch |= {"features": torch.zeros(2, 1, 5), "feature_length": torch.tensor([5, 5])}
+    there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in batch.items()}
+    model = Told(torch.randn(2, 5, 5)).cuda()
+    with device.counting() as counts:
+        loss = recipe.loss(model, there, Phase())
+    assert counts.waits == 0
+    assert loss.total.item() == torch.inf
+    assert loss.explain is not None
+    with pytest.raises(DataError, match=r"three.wav: its transcript needs 6 frames, and the model gives 5"):
+        loss.explain()
