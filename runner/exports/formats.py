@@ -84,7 +84,14 @@ class ExecuTorch(Format):
     def write(self, call: Call, path: Path) -> None:
         from executorch.exir import to_edge  # pyright: ignore[reportMissingImports]
 
-        path.write_bytes(to_edge(program_of(call)).to_executorch().buffer)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        held = [(one, one.data) for one in (*call.function.parameters(), *call.function.buffers())]
+        try:
+            for one, data in held:  # its kernels refuse a convolution of tensors in several orders of dimensions, as channels_last weights make them
+                one.data = data.clone(memory_format=torch.contiguous_format)
+            path.write_bytes(to_edge(program_of(call)).to_executorch().buffer)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        finally:
+            for one, data in held:
+                one.data = data
 
     def load(self, path: Path) -> Run:
         from executorch.runtime import Runtime  # pyright: ignore[reportMissingImports]

@@ -383,6 +383,9 @@ def test_executorchs_program_takes_batches_of_any_size_and_its_operators_are_lis
     (expected,) = torch.export.load(str(tmp_path / "out" / "model.pt2")).module()(images)
     assert (given - expected).abs().max() < 1e-5 * expected.abs().max()
 
+    done = samewise("export", run, "memory_format=channels_last", "--bare", "--to", "executorch", "--out", tmp_path / "last")
+    assert done.returncode == 0, done.stderr  # its kernels do not take weights of this order
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["wav2letter_spoken_digits", "conv_tasnet_spoken_digits", "gan_digits"])
