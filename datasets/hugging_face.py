@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from samewise.datasets.parts.arrow_rows import tables
+from samewise.datasets.parts.arrow_rows import state_of_files, tables
 from samewise.datasets.parts.audio_files import read_audio
 from samewise.datasets.parts.classes import require_count
 from samewise.datasets.parts.contents import CONTENTS, spaced_indices
@@ -23,6 +23,9 @@ from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import in_split
 from samewise.datasets.parts.recordings import fitted
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
+
+_HASHED = dict[Any, list[str]]()
+"""The digests of one data set's rows, by the state of its files and the column."""
 
 
 class _Rows(Dataset[dict[str, Any]], abc.ABC):
@@ -69,7 +72,7 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
         places = list(range(self._table.num_rows))
         own = {one: share for one, share in shares.items() if one not in found}
         if split not in found or (split == "train" and any(own.values())):
-            texts = [str(one) for one in self._table.column(id).to_pylist()] if id else [self._digest(at) for at in places]
+            texts = [str(one) for one in self._table.column(id).to_pylist()] if id else self._digests()
             chosen = set(in_split(list(dict.fromkeys(texts)), split, own, key=key, where=root))
             places = [at for at in places if texts[at] in chosen]
         self._places = places
@@ -88,8 +91,13 @@ class _Rows(Dataset[dict[str, Any]], abc.ABC):
     def _bytes(self, index: int) -> bytes:
         return self._encoded(self._places[index])
 
-    def _digest(self, place: int) -> str:
-        return blake2b(self._encoded(place), digest_size=16).hexdigest()
+    def _digests(self) -> list[str]:
+        """Of each row's bytes; kept for the next split, which asks for those of the same files."""
+        key = (state_of_files(self.root), self._column)
+        if key not in _HASHED:
+            _HASHED.clear()
+            _HASHED[key] = [blake2b(self._encoded(place), digest_size=16).hexdigest() for place in range(self._table.num_rows)]
+        return _HASHED[key]
 
     def _encoded(self, place: int) -> bytes:
         value = self._table.column(self._column)[place].as_py()

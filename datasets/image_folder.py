@@ -1,13 +1,15 @@
-"""Any images in folders by class: `ROOT/SPLIT/CLASS/*.jpg`, as torchvision's ImageFolder reads them."""
+"""Any images in folders by class: `ROOT/SPLIT/CLASS/*.jpg`, as torchvision's ImageFolder reads them; or `ROOT/CLASS/*.jpg`, split by a hash of their names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
 from samewise.datasets.parts.channels import EXTENSIONS as channels_extensions
 from samewise.datasets.parts.image_files import EXTENSIONS, Cache, ImageFiles, ImageMode, check_classes, class_folders, list_images
 from samewise.datasets.parts.in_memory import Transform
+from samewise.datasets.parts.keyed_split import in_split
 from samewise.runner.errors import DataError, Problem
 
 
@@ -21,6 +23,7 @@ class ImageFolder(ImageFiles):
         classes_from: The split's folder that names the classes (the training split's), so that one without some class does not number the
             others anew; None: this one.
         num_classes: How many classes there should be; None: as many as there are.
+        split, shares, key: With shares, this one's part of all images of `folder`, by a hash of each one's CLASS/NAME (`parts.keyed_split`); None: all of them.
         mode, channels: As in `ImageFiles`.
         cache: "memory": decode all images once and keep them; they must be of one size. "none": decode each when it is asked for.
         transform: Applied to each image.
@@ -36,6 +39,9 @@ class ImageFolder(ImageFiles):
         folder: str,
         classes_from: str | None = None,
         num_classes: int | None = None,
+        split: str = "train",
+        shares: Mapping[str, float] | None = None,
+        key: str = "",
         mode: ImageMode = "rgb",
         channels: int | None = None,
         cache: Cache = "none",
@@ -46,13 +52,12 @@ class ImageFolder(ImageFiles):
         classes = class_folders(here if classes_from is None else base / classes_from)
         check_classes(here, classes, num_classes=num_classes)
         extensions = (*EXTENSIONS, *channels_extensions) if mode == "channels" else EXTENSIONS
-        names: list[str] = []
-        labels: list[int] = []
+        found = dict[str, int]()
         for label, name in enumerate(classes):
             images = list_images(here / name, extensions=extensions) if (here / name).is_dir() else []
-            names.extend(f"{name}/{image}" for image in images)
-            labels.extend([label] * len(images))
-        if not names:
+            found |= {f"{name}/{image}": label for image in images}
+        if not found:
             expected = "folders by class with JPEG, PNG, BMP, PPM, TIFF or WebP files"
             raise DataError(Problem(str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"))
-        super().__init__(here, names, labels, classes=classes, mode=mode, channels=channels, cache=cache, transform=transform)
+        names = list(found) if shares is None else in_split(list(found), split, shares, key=key, where=str(here))
+        super().__init__(here, names, [found[name] for name in names], classes=classes, mode=mode, channels=channels, cache=cache, transform=transform)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -145,8 +145,14 @@ class Classification(Recipe):
 
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         probabilities = self._mean_logits(model, batch).softmax(1).cpu()
-        files = batch["file"] if self.takes == "images" and not self._as_stored else [None] * len(probabilities)
-        return [Classified(each, self.classes, file) for each, file in zip(probabilities, files, strict=True)]
+        drawn = [partial(self._picture, file) for file in batch["file"]] if self.takes == "images" else [None] * len(probabilities)
+        return [Classified(each, self.classes, picture) for each, picture in zip(probabilities, drawn, strict=True)]
+
+    def _picture(self, file: str) -> Tensor:
+        """uint8[3, H, W]: an image to draw a class in; of stored channels the first three, or the only one, stretched to their range."""
+        if not self._as_stored:
+            return read_image(file)
+        return pictures.thumbnails(multichannel.read_channels(Path(file), self.channels)[None], longest=1280)[0].expand(3, -1, -1)
 
     def inputs(self, batch: Batch) -> Tensor:
         """What the model is called with."""
@@ -215,14 +221,14 @@ class Classified(Prediction):
     Args:
         probabilities: float32[K].
         classes: Their K names, or none.
-        file: The image to draw it in.
+        picture: Reads the image to draw it in, uint8[3, H, W]; None: there is none.
         least: Classes that are less probable are left out.
     """
 
-    def __init__(self, probabilities: Tensor, classes: Sequence[str] = (), file: str | None = None, *, least: float = 0.0) -> None:
+    def __init__(self, probabilities: Tensor, classes: Sequence[str] = (), picture: Callable[[], Tensor] | None = None, *, least: float = 0.0) -> None:
         self.probabilities = probabilities
         self.classes = list(classes) if len(classes) == len(probabilities) else []
-        self._file = file
+        self._picture = picture
         self._least = least
 
     def values(self) -> dict[str, Any]:
@@ -233,11 +239,11 @@ class Classified(Prediction):
 
     def save(self, folder: Path, name: str) -> list[Path]:
         """Write `NAME_class.png`: the image with its class and probability; of videos nothing."""
-        if self._file is None:
+        if self._picture is None:
             return []
         likeliest = next(iter(self.values()["probabilities"].items()), None)
         words = f"{likeliest[0]} {likeliest[1]:.2f}" if likeliest else f"none of at least {self._least:g}"
-        return [pictures.save_classified(folder / f"{name}_class.png", read_image(self._file), words)]
+        return [pictures.save_classified(folder / f"{name}_class.png", self._picture(), words)]
 
     def rows(self) -> list[dict[str, Any]]:
         """One, with the `probability` of the class."""
@@ -246,7 +252,7 @@ class Classified(Prediction):
         return [{**found, "probability": probability}]
 
     def at_least(self, score: float) -> Classified:
-        return Classified(self.probabilities, self.classes, self._file, least=score)
+        return Classified(self.probabilities, self.classes, self._picture, least=score)
 
     def _name(self, label: int) -> str:
         """Unlike any other class's: some data sets have two of one name."""

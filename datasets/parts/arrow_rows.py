@@ -43,6 +43,12 @@ def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     return found, features
 
 
+def state_of_files(root: str) -> tuple[tuple[str, int, int], ...]:
+    """(path, size, time of the last change) of each file that `tables` reads, by which to know that they are the same still."""
+    files = [file for some in _files(_place(root)).values() for file in some]
+    return tuple((str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
 def _place(root: str) -> Path:
     """The folder or file; of a name, the one version of it in the cache."""
     path = Path(root).expanduser()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,10 +124,10 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
     from samewise.runner.sweep.rows import number
     from samewise.runner.sweep.tables import print_rows
 
-    monitors = {one.monitor for one in found}
+    monitors, others = {one.monitor for one in found}, dict.fromkeys(name for one in found for name in one.also)
     rows = list[dict[str, str]]()
     for one in found:
-        told = {key: str(value) for key, value in differing[one.folder].items()} if differing else {"overridden": one.label}
+        told = {key: _cut(str(value)) for key, value in differing[one.folder].items()} if differing else {"overridden": _overridden(one.label)}
         value = number(one.value) if len(monitors) == 1 or math.isnan(one.value) else f"{one.monitor} {number(one.value)}"
         rows.append(
             {
@@ -136,9 +137,20 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
                 "state": one.state.value,
                 "step": f"{one.step}/{one.steps}" if one.steps and one.step != one.steps else str(one.step),
                 next(iter(monitors)) if len(monitors) == 1 else "best": value,
+                **{name: number(one.also[name]) if name in one.also else "" for name in others if {name} != monitors},
                 "time": "" if math.isnan(one.seconds) else clock(one.seconds),
                 "changed": f"{age(one.changed)} ago",
-                **({"reason": one.reason} if any(each.reason for each in found) else {}),
+                **({"reason": _cut(one.reason, 80)} if any(each.reason for each in found) else {}),
             }
         )
     print_rows(rows, right=("step", "time", "changed"))
+
+
+def _overridden(label: str) -> str:
+    """A label with long values cut; --json has all of it."""
+    parts = re.split(r" (?=[\w.+~/@-]+=)", label)
+    return " ".join(_cut(part) for part in parts)
+
+
+def _cut(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

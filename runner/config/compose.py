@@ -134,7 +134,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     found = set_for_hydra(cfg.hydra)
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
-    problems += monitors.settle(cfg)
+    problems += monitors.settle(cfg, good)
     problems += located([*found, *faults.unresolvable(cfg), *_settle_weights(cfg)], good, project)
     if problems and strict:
         raise ConfigError(*problems)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -10,8 +12,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from samewise.runner.config.schema import Mode
 from samewise.runner.errors import Problem
 
-LESS_IS_BETTER = re.compile(r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits)$")
-MORE_IS_BETTER = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|map|si_sdri?|sdri?)$")
+LESS_IS_BETTER = re.compile(r"(^|[/_])(loss|error|perplexity|cer|wer|nats|bits|mse|mae|distance)$")
+MORE_IS_BETTER = re.compile(r"(^|[/_])(accuracy|top\d+|precision|recall|f1|auroc|kappa|matthews|map(_\d+)?|si_sdri?|sdri?)$")
+_COMMON = ("loss", "accuracy", "accuracy_top5", "f1", "auroc", "precision", "recall", "average_precision", "map", "map_50", "cer", "wer", "si_sdri")
 
 
 def better(metric: str) -> Mode | None:
@@ -19,24 +22,43 @@ def better(metric: str) -> Mode | None:
     return Mode.min if LESS_IS_BETTER.search(metric) else Mode.max if MORE_IS_BETTER.search(metric) else None
 
 
-def settle(cfg: DictConfig) -> list[Problem]:
-    """Of several metrics in `evaluate.monitor`, leave the first there and put the others into `evaluate.also`; the config is changed in place."""
+def settle(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[Problem]:
+    """Leave the first of several metrics of `evaluate.monitor` there, put the others into `evaluate.also`, and give each the mode that its name tells.
+
+    Args:
+        cfg: Changed in place.
+        overrides: A monitor among them is given its own mode: that in a file belongs to the file's monitor.
+    """
+    set_here = {override.partition("=")[0].lstrip("+") for override in overrides}
     given: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)
-    if isinstance(given, str) or given is None:
-        return []
-    names = [str(name) for name in cast(list[Any], OmegaConf.to_container(given))] if isinstance(given, ListConfig) else []
-    if not names or len(set(names)) < len(names):
+    if given is None and OmegaConf.is_interpolation(cfg.evaluate, "monitor"):
+        return []  # it leads nowhere, which is told by itself
+    listed = given if isinstance(given, str) or given is None else OmegaConf.to_container(given) if isinstance(given, ListConfig) else None
+    names = [str(name) for name in cast(list[Any], listed)] if isinstance(listed, list) else [str(listed)]
+    if listed is None or not names or len(set(names)) < len(names):
+        cfg.evaluate.monitor, cfg.evaluate.mode = "valid/loss", Mode.min
         shown = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
-        cfg.evaluate.monitor = "valid/loss"
         return [Problem("evaluate.monitor", "is not a metric, or a list of different ones", shown, "SPLIT/METRIC, or [SPLIT/METRIC, ...]")]
     cfg.evaluate.monitor, found = names[0], list[Problem]()
+    known = better(names[0])
+    if cfg.evaluate.mode is None or ("evaluate.monitor" in set_here and "evaluate.mode" not in set_here):
+        cfg.evaluate.mode = known or Mode.min
+        if known is None:
+            found.append(_unknown(names[0], "write evaluate.mode=max, or min"))
     for name in names[1:]:
         if name in cfg.evaluate.also:
             continue
         if (mode := better(name)) is None:
-            hint = f"leave it out of the list, and write '+evaluate.also={{{name}: max}}', or min"
-            found.append(Problem("evaluate.monitor", f"which way {name} improves cannot be told by its name", names, hint=hint))
+            found.append(_unknown(name, f"leave it out of the list, and write 'evaluate.also={{{name}: max}}', or min"))
         else:
             with open_dict(cfg):
                 cfg.evaluate.also[name] = mode
     return found
+
+
+def _unknown(name: str, otherwise: str) -> Problem:
+    """What to do about a metric whose name does not tell; it may be misspelt."""
+    split, _, last = name.rpartition("/")
+    meant = get_close_matches(last, _COMMON, n=1)
+    hint = f"did you mean '{split}/{meant[0]}'? If not, {otherwise}" if meant else otherwise
+    return Problem("evaluate.monitor", "whether more or less of it is better cannot be told by its name", name, hint=hint)

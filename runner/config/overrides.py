@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, cast, get_type_hints
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -35,6 +37,15 @@ _MEANT = {
 }
 """What other tools call what has another name here: a key, or a key with its value."""
 
+_OPEN = tuple(
+    f"{section.name}.{field.name}".replace(".", r"\.")
+    for section in fields(schema.Experiment)
+    if is_dataclass(kind := get_type_hints(schema.Experiment)[section.name])
+    for field in fields(cast(Any, kind))
+    if str(field.type).startswith("dict[")
+)
+"""Settings whose keys are the user's own (`tracking.tags`, `evaluate.also`), as patterns: a key of theirs is added as it is set, without a +."""
+
 FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError, OSError)
 """What Hydra and OmegaConf raise over a wrong override or file."""
 
@@ -59,6 +70,8 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
             problems.append(
                 Problem(override.key_or_group, "several values make a sweep; this command runs one experiment", override.get_value_string(), "one value", hint)
             )
+        elif re.match(rf"({'|'.join(_OPEN)})(\.|=)", text):
+            good.append(parser.parse_override(f"++{text}"))
         elif override.is_hydra_override() or override.key_or_group == "hydra":
             problems.append(Problem(override.key_or_group, "Hydra's own settings have no effect here", hint="samewise only uses Hydra to compose configs"))
         else:
@@ -119,13 +132,14 @@ def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictC
     read_well, problems = read_overrides(given)
     of_groups = [override for override in read_well if override.key_or_group in groups and not isinstance(override.value(), dict)]
     of_values = [override for override in read_well if override not in of_groups]
-    chosen = list[str]()
+    chosen, unknown = list[str](), set[str]()
     for override in of_groups:
         problem = _wrong_choice(override, groups)
         if problem is None:
             chosen.append(str(override.input_line))
         else:
             problems.append(problem)
+            unknown.add(override.key_or_group.partition("/")[0])
 
     cfg, good, refused = _most_of(chosen, load)
     problems += refused
@@ -135,7 +149,7 @@ def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictC
         problem = _apply(override, cfg, groups)
         if problem is None:
             good.append(str(override.input_line))
-        else:
+        elif override.key_or_group.partition(".")[0] not in unknown:  # else it may be a key of the choice that was meant
             problems.append(problem)
     return cfg, good, problems
 
@@ -262,9 +276,14 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
             return Problem(key, "wrong type", value, expected_type(cfg, key) or _line(cause), _meant(f"{key}={value}"))
         known = list(paths(cfg))
+        if key in known and override.is_add():
+            return Problem(key, "is there already", value, hint="write it without the +")
         if key in known:
             return Problem(key, _line(error), value)
-        if isinstance(value, dict) and isinstance(OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig):
+        is_mapping = isinstance(OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig)
+        if override.is_force_add() and is_mapping:
+            return Problem(key, "wrong type", value, expected_type(cfg, key))
+        if isinstance(value, dict) and is_mapping:
             return Problem(key, "has no such keys yet", value, hint=f"write '+{override.input_line}' to add them")
         return Problem(key, "no such key", value if not override.is_delete() else ..., hint=_nearest_key(key, override, cfg, known, groups))
 

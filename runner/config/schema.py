@@ -89,8 +89,8 @@ class Evaluate:
     """Evaluate only the first N batches of the validation split; null: all of it."""
     monitor: Any = "valid/loss"
     """The metric that says which checkpoint is best, and that plateau schedules and early stopping follow. Of a list, the first; the others go to `also`."""
-    mode: Mode = Mode.min
-    """Whether lower or higher is better."""
+    mode: Mode | None = None
+    """Whether lower or higher is better; null: as the metric's name tells (lower for a loss, higher for an accuracy)."""
     also: dict[str, Mode] = field(default_factory=dict)
     """More metrics, each with min or max: the best by each is kept and shown too. Changes no result."""
     pictures: bool = True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
-from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 
 def plain(node: Any) -> Any:
@@ -100,8 +100,6 @@ def _value(node: DictConfig | ListConfig, key: Any) -> Any:
         return "???"
     try:
         return node[key]
-    except InterpolationToMissingValueError:
-        return "???"
     except OmegaConfBaseException:
         return node._get_node(key)._value()  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
 

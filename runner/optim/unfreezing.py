@@ -67,7 +67,7 @@ def cautions(rules: Mapping[str, Any], later: Sequence[Waiting] = (), *, steps_p
         steps_per_epoch: Of the training.
         total_steps: Of the training.
     """
-    words, hint = "training ends before, and never trains what waits for it", "fewer epochs; or a longer training; or frozen: true"
+    words, hint = "training ends before, and never trains what waits for it", "a smaller number here, a larger max_epochs, or frozen: true"
     last = {"frozen_until": 0, "unfreeze_every": max((one.until for one in later), default=0)}
     found = [(name, key, rule[key], max(last[key], rule[key] * steps_per_epoch)) for name, key, rule in _that_wait(rules)]
     return [Problem(f"param_groups.{name}.{key}", words, epochs, hint=hint) for name, key, epochs, until in found if until >= total_steps]

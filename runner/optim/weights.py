@@ -212,10 +212,10 @@ def _target(model: nn.Module, into: str | None) -> nn.Module:
 def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> None:
     idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in state)]
     if idle:
+        parts = [f"{part}.*" for part in dict.fromkeys(name.partition(".")[0] for name in state)]
         folders = {f"{name[:place]}.*" for name in state for place in range(len(name)) if name[place] == "."}
-        raise ConfigError(
-            *(Problem("initialise.exclude", "matches nothing in the file or in the model", one, hint=nearest(one, folders | set(state))) for one in idle)
-        )
+        words, such_as = "matches nothing in the file or in the model", f"such as {', '.join([*parts[:4], *parts[4:][-4:]])}"  # the head is the last of them
+        raise ConfigError(*(Problem("initialise.exclude", words, one, such_as, close(one, folders | set(state)) or such_as) for one in idle))
 
 
 def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

@@ -53,7 +53,10 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
     if summary.get("stopped_early"):
         rows.append(("stopped early", summary["stopped_early"]))
     run_root = folder.path.parents[1]
-    run = folder.path.name if run_root == Path("runs") else shlex.quote(str(folder.path))
+    run = shlex.quote(str(folder.path))
+    if run_root == Path("runs"):  # where commands look for it by its name alone
+        namesakes = list(run_root.glob(f"*/{folder.path.name}/config.yaml"))
+        run = folder.path.name if len(namesakes) < 2 else shlex.quote(f"{folder.path.parent.name}/{folder.path.name}")
     following = [f"samewise eval {run}", f"samewise predict {run} FILE", *([_ui_command(uri, run_root)] if uri else [])]
     following += [f"tensorboard --logdir {shlex.quote(str(run_root))}"] if (folder.path / "tensorboard").is_dir() else []
     following += [f"wandb sync {shlex.quote(str(one))}" for one in sorted(folder.path.glob("wandb/offline-run-*"))[-1:]]

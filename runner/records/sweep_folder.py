@@ -74,9 +74,13 @@ def label(values: Mapping[str, str], seed: str | None = None) -> str:
     """A setting in a few words: each key by as much of its end as tells it from the others."""
     keys = [key.lstrip("+~") for key in values]
     ends = [key.rsplit(".", 1)[-1] for key in keys]
-    shown = [key if ends.count(end) > 1 else end for key, end in zip(keys, ends, strict=True)]
+    shown = [key if ends.count(end) > 1 or end in _OF_THE_RUN else end for key, end in zip(keys, ends, strict=True)]
     words = [f"{key}={short(value)}" for key, value in zip(shown, values.values(), strict=True)]
     return " ".join([*words, *([f"seed={seed}"] if seed is not None else [])]) or "as it is"
+
+
+_OF_THE_RUN = ("name", "seed", "batch_size")
+"""What would be taken for the run's own: `model.name=resnet50`, `evaluate.batch_size=4`."""
 
 
 def short(value: str) -> str:

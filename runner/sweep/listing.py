@@ -39,6 +39,7 @@ class Listed:
         steps: Of how many; 0 where that is not known.
         monitor: The metric that says what is best.
         value: The best so far; NaN where there is none.
+        also: The best so far by each other monitored metric.
         metrics: All of them, at the best step, or the last where it has not ended.
         seconds: Spent training, where it has ended.
         changed: When its folder was last written to, in seconds since the epoch.
@@ -54,6 +55,7 @@ class Listed:
     steps: int
     monitor: str
     value: float
+    also: Mapping[str, float]
     metrics: Mapping[str, float] = field(repr=False)
     seconds: float
     changed: float
@@ -81,7 +83,7 @@ def list_runs(run_root: Path) -> list[Listed]:
 
 def read_run(folder: RunFolder) -> Listed:
     """One run."""
-    monitor, label = _told_by_config(folder)
+    monitor, also, label = _told_by_config(folder)
     summary = read_mapping(folder.summary, shapes.SUMMARY)
     steps = int(read_mapping(folder.environment, shapes.ENVIRONMENT).get("total_steps") or 0)
     failure = read_mapping(folder.failure)
@@ -97,23 +99,25 @@ def read_run(folder: RunFolder) -> Listed:
         metrics = {name: value for name, value in (summary["metrics"]["best"] or summary["metrics"]["final"]).items() if name != "step"}
         monitor = summary["metrics"]["monitor"]
         ended: dict[str, Any] = {"state": State.finished, "step": summary["steps"], "steps": steps, "seconds": summary["timings"]["training_s"], "reason": ""}
-        return Listed(**common, **ended, monitor=monitor, metrics=metrics, value=metrics.get(monitor, math.nan))
+        others = {name: one[name] for name, one in (summary["metrics"].get("also") or {}).items()}
+        return Listed(**common, **ended, monitor=monitor, also=others, metrics=metrics, value=metrics.get(monitor, math.nan))
     step, metrics = latest(folder, monitor)
     state = State.running if locks.holder(folder.lock) is not None else State.failed if failure else State.interrupted
     reason = re.sub(r"^\w+Error: ", "", str(failure.get("error") or "")).partition("\n")[0] if state is State.failed else ""
-    return Listed(
-        **common, state=state, step=step, steps=steps, monitor=monitor, metrics=metrics, value=metrics.get(monitor, math.nan), seconds=math.nan, reason=reason
-    )
+    others, value = {name: metrics[name] for name in also if name in metrics}, metrics.get(monitor, math.nan)
+    going: dict[str, Any] = {"state": state, "step": step, "steps": steps, "seconds": math.nan, "reason": reason}
+    return Listed(**common, **going, monitor=monitor, also=others, metrics=metrics, value=value)
 
 
-def _told_by_config(folder: RunFolder) -> tuple[str, str]:
-    """(monitored metric, label), from the text: composing a config takes a hundred times as long."""
+def _told_by_config(folder: RunFolder) -> tuple[str, list[str], str]:
+    """(monitored metric, the others, label), from the text: composing a config takes a hundred times as long."""
     try:
         text = read_text(folder.config) or ""
-        monitor = re.search(r"^evaluate:\n(?:  .*\n)*?  monitor: (.+)$", text, re.MULTILINE)
-        return (str(yaml.safe_load(monitor[1])) if monitor else ""), header.read(text)[1]
+        found = re.search(r"^evaluate:\n(?:  .*\n)+", text, re.MULTILINE)
+        evaluate = yaml.safe_load(found[0])["evaluate"] if found else {}
+        return str(evaluate.get("monitor") or ""), list(evaluate.get("also") or {}), header.read(text)[1]
     except (ConfigError, ValueError, yaml.YAMLError):
-        return "", ""
+        return "", [], ""
 
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {

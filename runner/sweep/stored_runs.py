@@ -13,6 +13,7 @@ from samewise.runner.errors import Problem
 from samewise.runner.sweep.listing import Listed
 from samewise.runner.sweep.results import State
 from samewise.runner.tracking.address import check_uri, require_there, without_password
+from samewise.runner.tracking.best import PREFIX
 from samewise.runner.tracking.sender import quiet_mlflow
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _STATES = {
     "RUNNING": State.running,
     "SCHEDULED": State.waiting,
 }
-_LEFT_OUT = ("system/", "speed/", "train/", "best/")
+_LEFT_OUT = ("system/", "speed/", "train/", PREFIX)
 _PAGE = 200
 
 
@@ -80,6 +81,7 @@ def _listed(client: MlflowClient, run: Run) -> Listed:
         steps=int(tags.get("env.total_steps") or 0),
         monitor=monitor,
         value=best,
+        also={name.removeprefix(PREFIX): value for name, value in run.data.metrics.items() if name.startswith(PREFIX) and name != f"{PREFIX}{monitor}"},
         metrics=metrics,
         seconds=(told.end_time - told.start_time) / 1000 if told.end_time is not None and told.status != "RUNNING" else math.nan,
         changed=(told.end_time or told.start_time) / 1000,

@@ -6,8 +6,10 @@ came before: a resumed run, which meets them in another order, compiles the same
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -34,12 +36,16 @@ class Compiled(nn.Module):
         self._network = model
         self._limits = {"recompile_limit": most, "fail_on_recompile_limit_hit": True}
         compiled: Any = torch.compile
+        self._is_told = False
         self._call = (compiled(model, fullgraph=True, dynamic=False, options=options, isolate_recompiles=True),)  # in a tuple: it is no second part of this
 
     def forward(self, *inputs: Any, **further: Any) -> Any:
         from torch._dynamo import config, exc
         from torch._inductor.exc import InductorError
 
+        if not self._is_told:
+            self._is_told = True
+            print("compiling the model: the first step waits for it, for seconds or minutes", file=sys.stderr, flush=True)
         try:
             with config.patch(self._limits):
                 return self._call[0](*inputs, **further)
@@ -68,6 +74,7 @@ def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Cal
     if settings.mode == "off":
         return lambda model: model
     keep_headers_apart()
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it tells of a CUDA_HOME where there is no CUDA device
     options: dict[str, Any] = {
         "fallback_random": True,  # dropout draws what it draws without compiling
         "deterministic": deterministic,

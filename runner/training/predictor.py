@@ -131,9 +131,13 @@ class Predictor:
 def _saved(prediction: Prediction, file: Path, output: Path | None, name: str) -> list[Path]:
     if output is None:
         return []
+    is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     try:
-        return prediction.save(output, name)
+        written = prediction.save(output, name)
+        if not written and is_new:
+            output.rmdir()
+        return written
     except Exception as error:  # what the model makes of the file is told without its picture
         print(f"warning: {Problem(str(file), f'its picture could not be drawn: {first_line(error)}', hint=raised_at(error))}", file=sys.stderr)
         return []

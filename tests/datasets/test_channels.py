@@ -139,6 +139,7 @@ def test_a_model_learns_what_only_a_fourth_channel_tells_and_is_applied_to_files
     told = samewise("predict", run, folder / "valid" / "b" / "0.npy", "--json")
     assert told.returncode == 0, told.stderr
     assert '"class": "b"' in told.stdout
+    assert (run / "predictions" / "0_class.png").is_file()
 
 
 def test_what_is_not_given_or_does_not_fit_is_said(folder: Path, samewise: Callable[..., Any]) -> None:
@@ -152,6 +153,8 @@ def test_what_is_not_given_or_does_not_fit_is_said(folder: Path, samewise: Calla
         "device=cpu",
         "batch_size=4",
     ]
-    assert "dataset.mean: must be given" in samewise(*given).stderr
+    missing = samewise(*given).stderr
+    assert "dataset.mean: must be given" in missing
+    assert "2 problems" in missing  # mean and std, and not what refers to them
     short = samewise(*given, "dataset.channels=5", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.2,0.2]").stderr
     assert "Normalize has 3 channels, the images have 5; hint: set dataset.mean and dataset.std" in short

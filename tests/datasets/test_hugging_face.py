@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,24 @@ def test_without_splits_each_image_is_in_one_by_the_hash_of_its_bytes() -> None:
     assert all(found.values())
     assert images(HERE / "images", "train").classes == ["night", "day"]
     assert numbers(images(HERE / "images", "valid", key="other")) != found["valid"]
+
+
+def test_bytes_are_hashed_once_for_all_splits_and_anew_where_a_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(HERE / "images", tmp_path / "images")
+    read, encoded = list[int](), HuggingFaceImages._encoded
+
+    def counted(self: HuggingFaceImages, place: int) -> bytes:
+        read.append(place)
+        return encoded(self, place)
+
+    monkeypatch.setattr(HuggingFaceImages, "_encoded", counted)
+    for split in ("train", "valid", "test"):
+        images(tmp_path / "images", split)
+    assert sorted(read) == list(range(40))
+    (file,) = (tmp_path / "images").glob("*.arrow")
+    os.utime(file, (1, 1))
+    images(tmp_path / "images", "train")
+    assert len(read) == 80
 
 
 @pytest.mark.parametrize("form", ["splits", "parquet"])

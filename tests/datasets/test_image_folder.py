@@ -196,3 +196,20 @@ def test_a_test_split_by_config_numbers_its_classes_as_the_training_split_does(r
     assert test.classes == train.classes == ["Cat", "ant", "bee"]
     assert [test[index]["label"] for index in range(len(test))] == [0, 0, 0, 2, 2, 2]
     assert all(test.path(index).is_relative_to(root / "held") for index in range(len(test)))
+
+
+def test_without_folders_of_splits_a_hash_of_each_name_decides_and_adding_one_moves_none(tmp_path: Path):
+    def split(name: str) -> set[str]:
+        data = ImageFolder(root=str(tmp_path), folder="", split=name, shares={"valid": 0.3, "test": 0.2})
+        assert all(data[index]["label"] == ("ant", "bee").index(data.path(index).parent.name) for index in range(len(data)))
+        return {str(data.path(index).relative_to(tmp_path)) for index in range(len(data))}
+
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for index in range(12):
+            picture(seed=index).save(tmp_path / name / f"{index}.png")
+    found = {name: split(name) for name in ("train", "valid", "test")}
+    assert sum(map(len, found.values())) == len(set.union(*found.values())) == 24
+    assert all(found.values())
+    picture(seed=99).save(tmp_path / "ant" / "99.png")
+    assert all(found[name] <= split(name) for name in found)

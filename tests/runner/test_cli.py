@@ -132,7 +132,10 @@ BAD = {
     ),
     "a misspelt package": (["check", "--static", "model._target_=torchvision.modls.resnet18"], "did you mean 'torchvision.models.resnet18'?"),
     "no such weights": (["check", *DIGITS, "initialise.weights=nope.pt"], "it was looked for at /"),
-    "a metric that is not computed": (["train", *DIGITS, "tracking=none", "evaluate.monitor=valid/nope"], "evaluate.monitor: no such metric is computed"),
+    "a metric that is not computed": (
+        ["train", *DIGITS, "tracking=none", "evaluate.monitor=valid/nope", "evaluate.mode=max"],
+        "evaluate.monitor: no such metric is computed",
+    ),
     "no reference": (["show", "name=${nope}"], "refers to a value that does not exist"),
     "no such group": (["list", "optimzer"], "did you mean 'optimizer'?"),
     "no such package": (["show", "--package", "lab_that_is_not"], "cannot be found"),

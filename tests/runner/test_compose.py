@@ -137,6 +137,7 @@ def test_all_wrong_overrides_are_told_at_once_and_the_good_ones_kept() -> None:
     kept = compose([*wrong, "seed=7", "model=resnet34"], project=BARE, strict=False)
     assert (kept.cfg.seed, kept.choices["model"], kept.overrides) == (7, "resnet34", ("model=resnet34", "seed=7"))
     assert len(kept.problems) == len(wrong)
+    assert set(problems_of(["model=tim", "model.name=resnet10t"])) == {"model"}  # what timm takes is not told as wrong of the default model
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,14 @@ def test_of_a_list_the_first_decides_and_the_others_are_no_part_of_the_experimen
 @pytest.mark.parametrize(
     ("given", "path", "advice"),
     [
-        (["evaluate.monitor=[valid/accuracy,valid/distance]"], "evaluate.monitor", "+evaluate.also={valid/distance: max}"),
+        (["evaluate.monitor=[valid/accuracy,valid/spread]"], "evaluate.monitor", "'evaluate.also={valid/spread: max}'"),
+        (["evaluate.monitor=[valid/accuracy,valid/los]"], "evaluate.monitor", "did you mean 'valid/loss'?"),
+        (["evaluate.monitor=valid/spread"], "evaluate.monitor", "write evaluate.mode=max, or min"),
+        (["evaluate.monitor=valid/loss", "evaluate.mode=max"], "evaluate.mode", "min"),
         (["evaluate.monitor=[valid/loss,valid/loss]"], "evaluate.monitor", "[SPLIT/METRIC, ...]"),
         (["evaluate.monitor=[]"], "evaluate.monitor", "[SPLIT/METRIC, ...]"),
-        (["evaluate.also={valid/loss: min}"], "evaluate.also", "+evaluate.also={valid/loss: min}"),
+        (["evaluate.also=[valid/loss]"], "evaluate.also", "a mapping of names to values, each one of: min, max"),
+        (["evaluate.also={valid/loss: lowest}"], "evaluate.also", "a mapping of names to values, each one of: min, max"),
         (["+evaluate.also={valid/loss: max}"], "evaluate.also.valid/loss", "min"),
         (["+evaluate.also={loss: min}"], "evaluate.also", "valid/loss"),
         (["callbacks=[default,early_stopping]", "callbacks.early_stopping.monitor=valid/loss"], "callbacks.early_stopping.mode", "min"),
@@ -47,7 +51,23 @@ def test_what_cannot_be_monitored_is_said(given: list[str], path: str, advice: s
     with pytest.raises(ConfigError) as caught:
         check.check(compose([*DIGITS, *given], project=BARE), BARE)
     problem = next(one for one in caught.value.problems if one.path == path)
+    assert len(caught.value.problems) == 1 or path.startswith("scheduler")  # of which the first step tells too
     assert advice in f"{problem.expected} {problem.hint}"
+
+
+def test_a_metric_that_is_monitored_instead_of_an_experiments_own_has_its_own_mode() -> None:
+    assert str(compose(DIGITS, project=BARE).cfg.evaluate.mode) == "max"
+    for given in ("valid/loss", "[valid/loss,valid/accuracy]"):
+        assert str(compose([*DIGITS, f"evaluate.monitor={given}"], project=BARE).cfg.evaluate.mode) == "min"
+    assert str(compose(["dataset=digits", "evaluate.monitor=valid/f1"], project=BARE).cfg.evaluate.mode) == "max"
+    assert str(compose(["dataset=digits", "evaluate.monitor=valid/spread", "evaluate.mode=max"], project=BARE).cfg.evaluate.mode) == "max"
+
+
+def test_keys_of_the_users_own_need_no_plus() -> None:
+    plain = compose([*DIGITS, "evaluate.also={valid/loss: min}", "tracking.tags.person=ada"], project=BARE).cfg
+    added = compose([*DIGITS, "+evaluate.also={valid/loss: min}", "+tracking.tags.person=ada"], project=BARE).cfg
+    assert plain == added
+    assert dict(plain.tracking.tags) == {"person": "ada"}
 
 
 @pytest.mark.slow

@@ -151,3 +151,30 @@ def test_a_label_has_what_decides_the_result_and_nothing_else() -> None:
     ]
     assert label_of(given) == "lr=0.1 depth=3 clip_norm= seed=2"
     assert label_of(["experiment=x", "run_root=/tmp"]) == ""
+
+
+def test_the_table_has_every_monitored_metric_and_cuts_long_values(root, capsys) -> None:
+    several = [
+        "evaluate.monitor=[valid/accuracy,valid/loss]",
+        "param_groups=none",
+        "+param_groups.head={match: fc.*, lr: 1.0, weight_decay: 0.0, momentum: 0.5}",
+    ]
+    assert main(["train", *TINY, "max_steps=1", *several, f"run_root={root}", "name=several"]) == 0
+    capsys.readouterr()
+    assert main(["runs", "--run-root", str(root), "--where", "name=several"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert {"valid/accuracy", "valid/loss"} <= set(header.split())
+    assert "head={match: fc.*, lr: 1.0, weight_de..." in row
+    assert "momentum" not in row
+    assert main(["runs", "--run-root", str(root), "--where", "name=several", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert one["also"] == {"valid/loss": one["metrics"]["valid/loss"]}
+    assert "momentum: 0.5" in one["label"]
+
+
+def test_what_to_do_next_names_one_run_where_two_share_a_fingerprint(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        assert main(["train", *TINY, "max_steps=1", f"name={name}"]) == 0
+    (command,) = (line.split("samewise ")[1].split() for line in capsys.readouterr().out.splitlines() if "samewise eval two/" in line)
+    assert main(command) == 0

@@ -76,7 +76,7 @@ defaults:
 max_epochs: 8
 batch_size: 8
 optimizer: {lr: 0.1}
-evaluate: {monitor: valid/value}
+evaluate: {monitor: valid/value, mode: min}
 checkpoint: {every_epochs: null, keep_best: 0}
 trace: {every_steps: 0, layers_every_steps: 0}
 """,

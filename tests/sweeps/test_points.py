@@ -56,6 +56,7 @@ def test_runs_are_named_by_what_varies(tmp_path: Path) -> None:
     write_configs(points(tmp_path, "experiment=resnet18_digits", "debug=tiny", "optimizer.lr=0.1,0.2"), folder)
     assert header.read(folder.config(0).read_text())[1] == "debug=tiny lr=0.1"  # `samewise runs` shows all that was overridden
     assert label({"optimizer.lr": "1", "scheduler.lr": "2"}) == "optimizer.lr=1 scheduler.lr=2"
+    assert label({"model.name": "resnet50", "evaluate.batch_size": "4", "batch_size": "8"}) == "model.name=resnet50 evaluate.batch_size=4 batch_size=8"
     assert label({}) == "as it is"
     assert (
         label({"lr": "0.00020810930525488", "eps": "1.2345678901e-08", "depth": "18", "seed": "12345678"})

@@ -149,6 +149,8 @@ def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
     given += [(f"{part}.{key}", f"{part}.mode", at(cfg, f"{part}.{key}"), at(cfg, f"{part}.mode")) for part, key in others if at(cfg, f"{part}.{key}")]
     for path, of_mode, monitor, mode in given:
         wanted = better(str(monitor))
+        if "${" in str(monitor):
+            continue
         if "/" not in str(monitor):
             yield Problem(path, "names no split", monitor, "SPLIT/METRIC", f"{path}=valid/{monitor}" if path != "evaluate.also" else f"valid/{monitor}")
         elif wanted is not None and mode in ("min", "max") and mode != wanted.value and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor")):
