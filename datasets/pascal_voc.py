@@ -109,11 +109,21 @@ def _listed(base: Path, split: str) -> list[str]:
     return ids
 
 
+def _set(missing: Path, key: str, endings: Sequence[str]) -> str:
+    """What to set: the folder beside the missing one that holds such files, where there is one."""
+    beside = sorted(one for one in missing.parent.iterdir() if one.is_dir()) if missing.parent.is_dir() else []
+    fitting = next((one.name for one in beside if list_images(one, extensions=endings)), None)
+    return f"set dataset.{key}={fitting}" if fitting else f"set dataset.root=FOLDER, and dataset.{key} to the folder's name in it"
+
+
 def _paired(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
     """From names without endings, sorted, to the image files' names; each has its XML file."""
-    for folder, what, key in ((images, "images", "images_dir"), (annotations, "annotations", "annotations_dir")):
-        if not folder.is_dir():
-            raise DataError(Problem(str(folder), f"is not a folder of {what}", hint=f"set dataset.root=FOLDER, and dataset.{key} to the folder's name in it"))
+    kinds = ((images, "images", "images_dir", EXTENSIONS), (annotations, "annotations", "annotations_dir", (".xml",)))
+    missing = [
+        Problem(str(folder), f"is not a folder of {what}", hint=_set(folder, key, endings)) for folder, what, key, endings in kinds if not folder.is_dir()
+    ]
+    if missing:
+        raise DataError(*missing)
     found: dict[str, str] = {}
     for name in list_images(images):
         other = found.setdefault(str(Path(name).with_suffix("")), name)

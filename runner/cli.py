@@ -90,7 +90,11 @@ class Parser(argparse.ArgumentParser):
                 value = value or next((after for after in self.given[place + 1 : place + 2] if not after.startswith("-")), "VALUE")
                 raise ConfigError(Problem(self.prog, "no such option", name, hint=self._meant(name, value, options) or help_))
         if message.startswith("the following arguments are required: "):
-            needed = [str(action.metavar) for action in self._actions if not action.option_strings and action.nargs not in ("*", "?")]
+            missing = message.partition(": ")[2].split(", ")
+            options = [action for action in self._actions if "/".join(action.option_strings) in missing]
+            needed = [f"{action.option_strings[0]} {action.metavar}" for action in options]
+            if len(options) < len(missing):
+                needed = [str(action.metavar) for action in self._actions if not action.option_strings and action.nargs not in ("*", "?")] + needed
             message = f"needs {' and '.join(needed)}"
         raise ConfigError(Problem(self.prog, message, hint=help_))
 

@@ -124,7 +124,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """`did you mean 'x'?` for the choice most like `name`, or the choices themselves when none is near and they are few."""
     known: Sequence[str] = sorted(set(map(str, choices)))
     alike = [one for one in known if one.lower() == str(name).lower()] or same_words(str(name), known)
-    close = alike or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    longer = [one for one in known if str(name).lower().startswith(f"{one.lower()}_")]  # f1 for f1_score
+    close = alike or longer or difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
     if not known:

@@ -59,6 +59,6 @@ def settle(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[Problem]:
 def _unknown(name: str, otherwise: str) -> Problem:
     """What to do about a metric whose name does not tell; it may be misspelt."""
     split, _, last = name.rpartition("/")
-    meant = get_close_matches(last, _COMMON, n=1)
+    meant = [known for known in _COMMON if known.startswith(last)] or get_close_matches(last, _COMMON, n=1)
     hint = f"did you mean '{split}/{meant[0]}'? If not, {otherwise}" if meant else otherwise
     return Problem("evaluate.monitor", "whether more or less of it is better cannot be told by its name", name, hint=hint)

@@ -32,10 +32,32 @@ _MEANT = {
     "amp": "precision=bf16",
     "precision=amp": "precision=bf16 or precision=fp16",
     "precision=16": "precision=bf16 or precision=fp16",
+    "precision=16-mixed": "precision=fp16",
     "scheduler=none": "scheduler=constant",
+    "strategy=DataParallel": "strategy=ddp",
+    "strategy=dp": "strategy=ddp",
+    "compile=True": "compile=default",
+    "compile=False": "compile=off",
+    "learning_rate": "optimizer.lr",
+    "wd": "optimizer.weight_decay",
+    "gpus": "strategy=ddp strategy.nproc=NUMBER",
+    "devices": "strategy=ddp strategy.nproc=NUMBER",
+    "tracking=False": "tracking=none",
+    "param_groups=freeze": "param_groups=head_only",
+    "freeze": "initialise.frozen",
     "pretrained": "initialise.weights=torchvision:IMAGENET1K_V1, where the model is torchvision's",
 }
 """What other tools call what has another name here: a key, or a key with its value."""
+
+_NEEDLESS = {
+    "metrics=accuracy": "leave it out: accuracy is computed without being asked for",
+    "resume": "give the same command again: it goes on where it was stopped",
+}
+_LISTS = ("callbacks", "metrics")
+"""Groups of which several are chosen."""
+
+_PATTERN = re.compile(r"(\+*(?:[\w.]+\.)?(?:\w+_)?pattern)=([^'\"]+)")
+"""A setting that is a regular expression, not quoted."""
 
 _OPEN = tuple(
     f"{section.name}.{field.name}".replace(".", r"\.")
@@ -60,13 +82,18 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
         if text.startswith("="):
             problems.append(Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", "write KEY=VALUE without spaces around the ="))
             continue
+        if (pattern := _PATTERN.fullmatch(text)) and pattern[2] != "null":  # a regular expression is text, which Hydra's grammar would take for something else
+            text = f"{pattern[1]}='{pattern[2]}'"
         try:
             (override,) = parser.parse_overrides([text])
         except (HydraException, ValueError) as error:
             problems.append(unreadable(text, error))
             continue
         if override.is_sweep_override():
-            hint = f"for a list write {override.key_or_group}=[{override.get_value_string()}]"
+            key, values = override.key_or_group, override.get_value_string()
+            hint = f"for a list write {'tracking.report_to' if key == 'tracking' else key}=[{values}]"
+            if key in schema.Experiment.__dataclass_fields__ and key not in (*_LISTS, "tracking", "activation_checkpointing"):
+                hint = "`samewise sweep` trains each of them"
             problems.append(
                 Problem(override.key_or_group, "several values make a sweep; this command runs one experiment", override.get_value_string(), "one value", hint)
             )
@@ -243,12 +270,16 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
             expected = f"one of: {', '.join(known)}" if len(known) <= 12 else f"a choice that `samewise list {group}` shows"
-            return Problem(group, NO_SUCH_CHOICE, name, expected, _meant(f"{group}={name}") or _of_a_path(group, str(name)) or close(str(name), known))
+            return Problem(
+                group, NO_SUCH_CHOICE, name, expected, _meant(f"{group}={name}") or _of_a_path(group, str(name)) or close(str(name).rpartition(".")[2], known)
+            )
     return None
 
 
 def _meant(text: str) -> str:
-    return f"did you mean {_MEANT[text]}?" if text in _MEANT else ""
+    if number := re.fullmatch(r"device=cuda:(\d+)", text):
+        return f"did you mean device=cuda, with CUDA_VISIBLE_DEVICES={number[1]} before the command?"
+    return f"did you mean {_MEANT[text]}?" if text in _MEANT else _NEEDLESS.get(text, "")
 
 
 def _of_a_path(group: str, name: str) -> str:
@@ -274,7 +305,8 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         cause = error.__cause__ or error
         value = None if override.is_delete() else override.value()
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
-            return Problem(key, "wrong type", value, expected_type(cfg, key) or _line(cause), _meant(f"{key}={value}"))
+            whole = f"write {key}={value:.0f}" if isinstance(value, float) and value.is_integer() else ""  # 1e4
+            return Problem(key, "wrong type", value, expected_type(cfg, key) or _line(cause), _meant(f"{key}={value}") or whole)
         known = list(paths(cfg))
         if key in known and override.is_add():
             return Problem(key, "is there already", value, hint="write it without the +")
@@ -302,6 +334,13 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
         hint = close(name, [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == above])
         return hint + (f"{' Or write' if hint else 'write'} +{override.input_line} to add it" if above in known and not is_typed(cfg, above) else "")
     same = [path for path in known if path.rsplit(".", 1)[-1] == last]
+    if "." not in key:  # a bare word: of a choice, or of the shortest path that has it
+        groups_of = [other for other in ("callbacks", "model", "dataset", "optimizer", "scheduler") if key in groups.get(other, ())]
+        longer = [path for path in known if re.search(rf"(^|\.)({re.escape(key)}_\w+|\w+_{re.escape(key)})$", path)]
+        if groups_of:
+            return f"did you mean {groups_of[0]}={f'[default,{key}]' if groups_of[0] == 'callbacks' else key}?"
+        if longer and min(path.count(".") for path in longer) < min((path.count(".") for path in same), default=9):
+            return f"did you mean '{min(longer, key=lambda path: path.count('.'))}'?"
     alike = [path for path in [*known, *groups] if get_close_matches(last, [path.rsplit(".", 1)[-1]], cutoff=0.6)]
     hint = f"did you mean '{get_close_matches(key, same, n=1, cutoff=0.0)[0]}'?" if same else close(key, alike)
     parent = key.rpartition(".")[0]
@@ -327,6 +366,8 @@ def unreadable(text: str, error: Exception) -> Problem:
         return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
     if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):
         return Problem(key.strip(), "has spaces around the =", text, "KEY=VALUE", f"{key.strip()}={value.strip()}")
+    if value.startswith("(") and value.endswith(")"):
+        return Problem(key, "is not a list", text, "KEY=[A,B]", f"write {key}=[{value[1:-1]}], with square brackets")
     return Problem(key, f"cannot be read: {first_line(error).rstrip('.')}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
 
 

@@ -178,7 +178,9 @@ def _values(option: str, key: str, runs: Sequence[Listed]) -> dict[str, Any]:
         return {one.folder: one.get(key) for one in runs}
     values = {one.folder: at(_config(one), key) for one in runs}
     if runs and all(value is None for value in values.values()):
-        raise ConfigError(Problem(option, "no such column, metric or setting", key, hint=nearest(key, known)))
+        settings = (path for path, _ in flat(_config(runs[0])))
+        meant = next((path for path in settings if path.endswith(f".{key}")), None)  # lr: optimizer.lr
+        raise ConfigError(Problem(option, "no such column, metric or setting", key, hint=f"did you mean '{meant}'?" if meant else nearest(key, known)))
     return {folder: str(value).lower() if isinstance(value, bool) else value for folder, value in values.items()}
 
 

@@ -235,5 +235,5 @@ def test_without_lists_what_does_not_fit_together_is_named(folder: Path):
     (folder / "images" / "x1.png").rename(folder / "images" / "x.2.jpg")
     with pytest.raises(DataError, match=r"x\.2\.(png|jpg): and x\.2\.(png|jpg) belong to one annotation"):
         unlisted(folder)
-    with pytest.raises(DataError, match=r"is not a folder of images(.|\n)*dataset\.images_dir"):
+    with pytest.raises(DataError, match=r"is not a folder of images; hint: set dataset.images_dir=images"):
         PascalVOC(root=str(folder), split="train", shares={"valid": 0.3})

@@ -140,6 +140,12 @@ def test_all_wrong_overrides_are_told_at_once_and_the_good_ones_kept() -> None:
     assert set(problems_of(["model=tim", "model.name=resnet10t"])) == {"model"}  # what timm takes is not told as wrong of the default model
 
 
+def test_a_regular_expression_needs_no_quotes_of_its_own() -> None:
+    pattern = r"(?P<label>[0-9])_(?P<group>[a-z]+)_\d{1,2}.+"
+    for given in (f"dataset.pattern={pattern}", f"dataset.pattern='{pattern}'"):
+        assert compose(["experiment=resnet18_own_recordings", given], project=BARE).cfg.dataset.pattern == pattern
+
+
 @pytest.mark.parametrize(
     ("override", "path", "words"),
     [
@@ -156,6 +162,22 @@ def test_all_wrong_overrides_are_told_at_once_and_the_good_ones_kept() -> None:
         ("+seed=3", "seed", "already"),
         ("name=${nope.x}", "name", "refers to a value that does not exist"),
         ("loader.pin_memory=perhaps", "loader.pin_memory", "true or false"),
+        ("optimizer=torch.optim.AdamW", "optimizer", "did you mean 'adamw'?"),
+        ("optimizer.betas=(0.9,0.99)", "optimizer.betas", "write optimizer.betas=[0.9,0.99], with square brackets"),
+        ("batch=32", "batch", "did you mean 'batch_size'?"),
+        ("workers=4", "workers", "did you mean 'loader.num_workers'?"),
+        ("learning_rate=0.1", "learning_rate", "did you mean optimizer.lr?"),
+        ("early_stopping=true", "early_stopping", "did you mean callbacks=[default,early_stopping]?"),
+        ("gpus=2", "gpus", "strategy=ddp strategy.nproc=NUMBER"),
+        ("device=cuda:1", "device", "CUDA_VISIBLE_DEVICES=1"),
+        ("compile=true", "compile", "did you mean compile=default?"),
+        ("resume=true", "resume", "give the same command again"),
+        ("max_steps=1e4", "max_steps", "write max_steps=10000"),
+        ("tracking=mlflow,tensorboard", "tracking", "tracking.report_to=[mlflow,tensorboard]"),
+        ("model=resnet18,resnet50", "model", "`samewise sweep` trains each of them"),
+        ("metrics=accuracy", "metrics", "accuracy is computed without being asked for"),
+        ("metrics=f1_score", "metrics", "did you mean 'f1'?"),
+        ("initialise.freeze=[conv1.*]", "initialise.freeze", "did you mean initialise.frozen?"),
     ],
 )
 def test_a_wrong_override_is_told_by_its_path(override: str, path: str, words: str) -> None:

@@ -75,6 +75,7 @@ def test_the_configs_differences_are_found(runs) -> None:
     [
         (["--where", "stat=failed"], "did you mean 'state'?"),
         (["--where", "failed"], "NAME=VALUE"),
+        (["--where", "lr=0.1"], "did you mean 'optimizer.lr'?"),
         (["--sort", "valid/los"], "did you mean 'valid/loss'?"),
         (["rm"], "no run was named"),
         (["rm", "zzz"], "no such run"),

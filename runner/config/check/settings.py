@@ -152,7 +152,8 @@ def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
         if "${" in str(monitor):
             continue
         if "/" not in str(monitor):
-            yield Problem(path, "names no split", monitor, "SPLIT/METRIC", f"{path}=valid/{monitor}" if path != "evaluate.also" else f"valid/{monitor}")
+            named = "valid/" + re.sub(r"^(val|valid|validation|eval|test)_", "", str(monitor))
+            yield Problem(path, "names no split", monitor, "SPLIT/METRIC", f"{path}={named}" if path != "evaluate.also" else named)
         elif wanted is not None and mode in ("min", "max") and mode != wanted.value and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor")):
             yield Problem(of_mode, f"would take the worst {monitor} as the best", mode, wanted.value)
 
