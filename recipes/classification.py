@@ -166,13 +166,9 @@ class Classification(Recipe):
             hint = "auxiliary outputs are not trained: model.aux_logits=false" if hasattr(output, "aux_logits") or hasattr(output, "aux_logits1") else ""
             raise ConfigError(Problem("model", "does not return one row of logits for each image", form, "a tensor [batch, classes]", hint))
         if self.num_classes is not None and output.shape[1] != self.num_classes:
-            raise ConfigError(
-                Problem(
-                    "model",
-                    f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes",
-                    hint="set model.num_classes=${dataset.num_classes}",
-                )
-            )
+            reason = f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes"
+            hint = "set model.num_classes=${dataset.num_classes}"
+            raise ConfigError(Problem("model", reason, hint=hint))
         if not self._range_is_known and batch["label"].dim() == 1:
             _check_range(batch["label"], output.shape[1], f"the model has {output.shape[1]} outputs")
             self._range_is_known = True
@@ -266,15 +262,9 @@ def _check_range(labels: Tensor, classes: int, reason: str) -> None:
     """One pass over B integers; which it is is looked for only once one is known to be wrong."""
     low, high = (int(end) for end in torch.aminmax(labels))
     if low < 0 or high >= classes:
-        raise DataError(
-            Problem(
-                "dataset",
-                f"the label is out of range: {reason}",
-                int(labels[(labels < 0) | (labels >= classes)][0]),
-                f"0 to {classes - 1}",
-                "set dataset.num_classes to the number of classes, counted from 0",
-            )
-        )
+        reason, value, expected = f"the label is out of range: {reason}", int(labels[(labels < 0) | (labels >= classes)][0]), f"0 to {classes - 1}"
+        hint = "set dataset.num_classes to the number of classes, counted from 0"
+        raise DataError(Problem("dataset", reason, value, expected, hint))
 
 
 def _hits(logits: Tensor, label: Tensor) -> Tensor:

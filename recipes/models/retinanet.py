@@ -280,11 +280,7 @@ def _require_pretrained(body: nn.Module) -> None:
     if not frozen or not norms:
         return
     if all(bool((module.running_mean == 0).all()) and bool((module.running_var == 1).all()) for module in norms if isinstance(module.running_mean, Tensor)):
-        raise ConfigError(
-            Problem(
-                "model.weights_backbone",
-                "a frozen part of the backbone has no pretrained weights: it would stay random",
-                expected="model.weights_backbone=IMAGENET1K_V1, or a local file in initialise.weights with initialise.into=backbone.body",
-                hint="to train from scratch: model.norm=batch model.trainable_layers=5",
-            )
-        )
+        reason = "a frozen part of the backbone has no pretrained weights: it would stay random"
+        expected = "model.weights_backbone=IMAGENET1K_V1, or a local file in initialise.weights with initialise.into=backbone.body"
+        hint = "to train from scratch: model.norm=batch model.trainable_layers=5"
+        raise ConfigError(Problem("model.weights_backbone", reason, expected=expected, hint=hint))

@@ -174,14 +174,8 @@ def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> 
     found = check_uri(uri or _as_before(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
     file = sqlite_file(found)
     if file is not None and not file.parent.is_dir():
-        raise ConfigError(
-            Problem(
-                str(folder.path),
-                "its store's folder no longer exists",
-                str(file),
-                hint=f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db",
-            )
-        )
+        reason, hint = "its store's folder no longer exists", f"give the store's address: --uri sqlite:///{_run_root(folder)}/mlflow.db"
+        raise ConfigError(Problem(str(folder.path), reason, str(file), hint=hint))
     return found
 
 

@@ -355,13 +355,8 @@ def unreadable(text: str, error: Exception) -> Problem:
     key, sign, value = text.partition("=")
     if not sign and not text.startswith("~"):
         name = re.fullmatch(r"\w+", text) and text not in schema.Experiment.__dataclass_fields__ and text != "experiment"
-        return Problem(
-            "",
-            "this is not an override",
-            text,
-            "KEY=VALUE or GROUP=CHOICE",
-            f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the =",
-        )
+        expected, hint = "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the ="
+        return Problem("", "this is not an override", text, expected, hint)
     if value.startswith("~/"):
         return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
     if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):

@@ -26,15 +26,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
-            raise ConfigError(
-                Problem(
-                    "batch_size",
-                    f"is larger than the training split, which has {self.samples} samples, so an epoch would have no steps",
-                    self.batch_size,
-                    f"at most {self.samples}",
-                    "set loader.drop_last=false to train on smaller batches",
-                )
-            )
+            reason = f"is larger than the training split, which has {self.samples} samples, so an epoch would have no steps"
+            expected, hint = f"at most {self.samples}", "set loader.drop_last=false to train on smaller batches"
+            raise ConfigError(Problem("batch_size", reason, self.batch_size, expected, hint))
 
     @property
     def steps_per_epoch(self) -> int:

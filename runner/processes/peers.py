@@ -318,14 +318,9 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
     missing = wait_for(store, expected, join_timeout_s)
     if missing:
         numbers = ", ".join(str(expected.index(key)) for key in missing)
-        raise ConfigError(
-            Problem(
-                "strategy.join_timeout_s",
-                f"rank {numbers} of {size} did not join within {join_timeout_s:g} s",
-                expected=f"ranks 0 to {size - 1}",
-                hint="start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT",
-            )
-        )
+        reason = f"rank {numbers} of {size} did not join within {join_timeout_s:g} s"
+        hint = "start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT"
+        raise ConfigError(Problem("strategy.join_timeout_s", reason, expected=f"ranks 0 to {size - 1}", hint=hint))
     if not dist.is_initialized():
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")  # torch's flight recorder, so that a message can name the collective
         try:

@@ -47,15 +47,9 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
-    raise ConfigError(
-        Problem(
-            "RUN",
-            f"no such run in {run_root}",
-            name,
-            expected,
-            nearest(name, known) or f"`samewise train` makes one; others' are found by --run-root FOLDER, not {run_root}",
-        )
-    )
+    reason = f"no such run in {run_root}"
+    hint = nearest(name, known) or f"`samewise train` makes one; others' are found by --run-root FOLDER, not {run_root}"
+    raise ConfigError(Problem("RUN", reason, name, expected, hint))
 
 
 def _is_called(folder: str, name: str) -> bool:

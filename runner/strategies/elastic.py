@@ -74,15 +74,9 @@ class Elastic(RankStrategy):
             raise ConfigError(Problem("strategy.nproc", message, ranks, words, f"replicas={ranks} makes it a different experiment, which they can share"))
         if ranks not in possible and not self.uneven:
             most = max(map(len, subtrees(replicas, ranks)))
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    f"{ranks} processes cannot share {replicas} replicas equally, each a subtree",
-                    ranks,
-                    words,
-                    f"strategy.uneven=true gives the same bits; a step then lasts as long as {most} replicas in one process",
-                )
-            )
+            reason = f"{ranks} processes cannot share {replicas} replicas equally, each a subtree"
+            hint = f"strategy.uneven=true gives the same bits; a step then lasts as long as {most} replicas in one process"
+            raise ConfigError(Problem("strategy.nproc", reason, ranks, words, hint))
 
     def describe(self) -> list[str]:
         sizes = self._carried.bucket_bytes()

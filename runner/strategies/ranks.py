@@ -81,15 +81,9 @@ class Ranks:
             raise ConfigError(Problem("strategy.nproc", f"{local} processes were started on this machine", self.nproc, f"{local}, or null"))
         devices = torch.cuda.device_count() if device != "cpu" and not is_pretended() else 0
         if devices and wanted > devices and not self.share_devices:
-            raise ConfigError(
-                Problem(
-                    "strategy.nproc",
-                    f"there are {devices} CUDA devices for {wanted} processes",
-                    wanted,
-                    f"at most {devices}",
-                    "strategy.share_devices=true lets several processes share a device",
-                )
-            )
+            reason, expected = f"there are {devices} CUDA devices for {wanted} processes", f"at most {devices}"
+            hint = "strategy.share_devices=true lets several processes share a device"
+            raise ConfigError(Problem("strategy.nproc", reason, wanted, expected, hint))
         return wanted
 
     def join(self, device: str) -> tuple[Peers, torch.device]:
@@ -144,15 +138,10 @@ class OneReplicaEach(RankStrategy, abc.ABC):
         self.processes(device, replicas)
         if self.size != replicas:
             name = type(self).__name__
-            raise ConfigError(
-                Problem(
-                    "strategy",
-                    f"{name} carries one replica in each process: {replicas} replicas cannot be carried by {self.size}",
-                    name.lower(),
-                    f"{replicas} processes",
-                    f"`samewise train` starts them; strategy=elastic carries {replicas} replicas in any number of processes",
-                )
-            )
+            reason = f"{name} carries one replica in each process: {replicas} replicas cannot be carried by {self.size}"
+            expected = f"{replicas} processes"
+            hint = f"`samewise train` starts them; strategy=elastic carries {replicas} replicas in any number of processes"
+            raise ConfigError(Problem("strategy", reason, name.lower(), expected, hint))
         self._meet(device, accumulate)
 
     @property

@@ -38,12 +38,9 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
     if dialect in _SQL:
         module = {"psycopg": "psycopg", "pymysql": "pymysql", "pyodbc": "pyodbc"}.get(driver, driver or _SQL[dialect])
         if dialect == "postgresql" and not driver:
-            return Problem(
-                path,
-                "name the driver: the driver that a bare postgresql:// uses depends on SQLAlchemy's version",
-                without_password(uri),
-                "postgresql+psycopg2://...",
-            )
+            reason = "name the driver: the driver that a bare postgresql:// uses depends on SQLAlchemy's version"
+            expected = "postgresql+psycopg2://..."
+            return Problem(path, reason, without_password(uri), expected)
         if importlib.util.find_spec(module) is None:
             return Problem(path, f"the database driver '{module}' is not installed", without_password(uri), _EXAMPLES, f"pip install {_package(module)}")
         return None

@@ -20,13 +20,9 @@ def refused_operator(error: BaseException) -> Problem | None:
     if NO_DETERMINISTIC not in text:
         return None
     operator = text.split(NO_DETERMINISTIC)[0].strip().split()[-1] if text.split(NO_DETERMINISTIC)[0].strip() else "an operator"
-    return Problem(
-        "reproducibility.level",
-        f"the operator {operator} has no deterministic implementation on this device",
-        "strict",
-        "operators that give the same bits every time",
-        "use another operator or device, or give up the promise with reproducibility=fast",
-    )
+    reason, expected = f"the operator {operator} has no deterministic implementation on this device", "operators that give the same bits every time"
+    hint = "use another operator or device, or give up the promise with reproducibility=fast"
+    return Problem("reproducibility.level", reason, "strict", expected, hint)
 
 
 def misfit(error: Exception | SystemExit, model: Mapping[str, Any] | None = None) -> Problem:
@@ -41,12 +37,9 @@ def misfit(error: Exception | SystemExit, model: Mapping[str, Any] | None = None
         return Problem("recipe, model, dataset, transforms", message, hint=where)
     if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
         return Problem("dataset.num_classes", f"the data has the label {label[1]}, but the model has no class for it", expected=f"at least {int(label[1]) + 1}")
-    return Problem(
-        "recipe, model, dataset, transforms",
-        f"the first step fails: {type(error).__name__}: {first_line(error)}",
-        expected="a model that takes the transformed batch, and outputs that the recipe takes",
-        hint=_advice(error, model or {}),
-    )
+    reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
+    expected, hint = "a model that takes the transformed batch, and outputs that the recipe takes", _advice(error, model or {})
+    return Problem("recipe, model, dataset, transforms", reason, expected=expected, hint=hint)
 
 
 def _advice(error: Exception, model: Mapping[str, Any]) -> str:

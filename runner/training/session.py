@@ -218,13 +218,9 @@ def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
     differing = environment.differences(before, run.environment) if before else []
     if differing and checkpoint.list_checkpoints(run.folder.checkpoints):
         if run.config.reproducibility.other_environment == "refuse":
-            raise ConfigError(
-                Problem(
-                    str(run.folder.path),
-                    "this run was started in an environment that gives different bits: " + "; ".join(differing),
-                    hint="resume it in that environment, choose a different name=, or accept different bits with reproducibility.other_environment=record",
-                )
-            )
+            reason = "this run was started in an environment that gives different bits: " + "; ".join(differing)
+            hint = "resume it in that environment, choose a different name=, or accept different bits with reproducibility.other_environment=record"
+            raise ConfigError(Problem(str(run.folder.path), reason, hint=hint))
         run.recorder.level = "none"
     facts = {
         "fingerprint": run.fingerprint,

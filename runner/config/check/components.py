@@ -51,13 +51,8 @@ def required_are_there(whole: Node) -> Iterator[Problem]:
     elif isinstance(optimizer, Mapping) and "_target_" not in optimizer:
         several = cast(Node, optimizer).values()
         if not several or not all(isinstance(one, Mapping) and "_target_" in one for one in several):
-            yield Problem(
-                "optimizer",
-                "is not a component",
-                optimizer,
-                "a mapping with a _target_, or several of them by phase",
-                "`samewise list optimizer` shows the choices",
-            )
+            expected, hint = "a mapping with a _target_, or several of them by phase", "`samewise list optimizer` shows the choices"
+            yield Problem("optimizer", "is not a component", optimizer, expected, hint)
 
 
 def _by_phase(optimizer: Node) -> list[str]:
@@ -105,12 +100,9 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
         if key not in names and key not in SPECIAL and key not in told:
             alike = nearest(key, (name for name in names if name != "params")) or "it takes none"
             remove = f"leave it out, or remove it by ~{path}.{key}"
-            yield Problem(
-                f"{path}.{key}",
-                f"{made.__qualname__} {NO_SUCH_ARGUMENT}",
-                value,
-                hint=f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}",
-            )
+            reason = f"{made.__qualname__} {NO_SUCH_ARGUMENT}"
+            hint = f"{alike} Or {remove}" if alike.startswith("did you mean") else f"{remove}; {alike}"
+            yield Problem(f"{path}.{key}", reason, value, hint=hint)
 
 
 def passed_on(made: Callable[..., Any]) -> list[str] | None:

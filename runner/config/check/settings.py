@@ -133,13 +133,9 @@ def batch_can_be_cut(cfg: Config) -> Iterator[Problem]:
     pieces = cast(int, replicas) * cast(int, accumulate)
     if cast(int, size) % pieces:
         near = max(1, round(cast(int, size) / pieces)) * pieces
-        yield Problem(
-            "batch_size",
-            f"cannot be cut into {pieces} equal micro-batches",
-            size,
-            f"a multiple of replicas * accumulate = {replicas} * {accumulate}",
-            f"batch_size={near}",
-        )
+        reason, expected = f"cannot be cut into {pieces} equal micro-batches", f"a multiple of replicas * accumulate = {replicas} * {accumulate}"
+        hint = f"batch_size={near}"
+        yield Problem("batch_size", reason, size, expected, hint)
 
 
 def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
