@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samewise.runner.secrets import redact
+from samewise.runner.secrets import redact, redact_values
 
 _STORAGE = {errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV, errno.ELOOP, errno.ENAMETOOLONG}
 """Errors of a file system, at whatever call they come: no code of samewise's is to blame."""
@@ -52,7 +52,7 @@ class Problem:
     def __str__(self) -> str:
         to_do = f"hint: {self.hint}" if self.hint else f"expected: {self.expected}" if self.expected else ""  # the first line is read first, and often alone
         head = ": ".join(filter(None, [self.where, self.path, _without(self.message, self.path, self.value)]))
-        value = f"    value:    {_shown(self.value)}" if self.value is not ... else ""
+        value = f"    value:    {_shown(redact_values({self.path: self.value})[self.path])}" if self.value is not ... else ""
         expected = f"    expected: {self.expected}" if self.expected and self.hint else ""
         return "\n".join(filter(None, ["; ".join(filter(None, [head, to_do])), value, expected]))
 

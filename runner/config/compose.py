@@ -35,6 +35,7 @@ from samewise.runner.records.folder import RunFolder, beside, latest
 from samewise.runner.records.found import best_of
 from samewise.runner.records.sources import Code
 from samewise.runner.records.sweep_folder import label as in_words
+from samewise.runner.secrets import redact
 
 
 @dataclass(frozen=True)
@@ -218,4 +219,4 @@ def label_of(overrides: Sequence[str]) -> str:
     values = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     seed = values.pop("seed", None)
     kept = {key: value for key, value in values.items() if key == "debug" or (key != "experiment" and not is_outside(key.lstrip("+~")))}
-    return in_words(kept, seed) if kept or seed is not None else ""
+    return redact(in_words(kept, seed)) if kept or seed is not None else ""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from samewise.runner.records.files import misfit, parse_json
+from samewise.runner.secrets import redact
 
 _CHOICES, _LABEL = "# choices: ", "# label: "
 
@@ -26,4 +27,4 @@ def read(text: str) -> tuple[dict[str, str], str]:
     label = parse_json(second.removeprefix(_LABEL)) if second.startswith(_LABEL) else ""
     if wrong := misfit(choices, {str: str}, "choices") or misfit(label, str, "label"):
         raise ValueError(wrong)
-    return choices, label
+    return choices, redact(label)

@@ -17,6 +17,8 @@ import yaml
 from mlflow import MlflowClient
 
 from samewise.runner.commands.ui import _command
+from samewise.runner.config import header
+from samewise.runner.config.compose import label_of
 from samewise.runner.config.saved import config_of
 from samewise.runner.errors import ConfigError, Problem, describe
 from samewise.runner.records.environment import git_state
@@ -73,10 +75,24 @@ def test_values_are_hidden_by_their_key() -> None:
     assert told["password"] is None
 
 
+def test_a_value_is_hidden_by_the_path_that_it_is_told_with() -> None:
+    """As of a key that nothing reads: its value stands on a line of its own."""
+    told = str(Problem("dataset.api_key", "nothing reads it", SECRET))
+    assert SECRET not in told
+    assert "***" in told
+    assert "'resnet'" in str(Problem("model.name", "nothing reads it", "resnet"))
+
+
+def test_a_run_s_label_has_no_secret_nor_has_that_of_an_older_one() -> None:
+    """It is the run's name in MLflow and Weights & Biases, and a bundle's description."""
+    assert label_of([f"+dataset.api_key={SECRET}", "optimizer.lr=0.1"]) == "api_key=*** lr=0.1"
+    assert header.read(header.write({}, f"api_key={SECRET} lr=0.1")) == ({}, "api_key=*** lr=0.1")
+
+
 @pytest.fixture
 def trained(samewise: Callable[..., Any], tmp_path: Path) -> Path:
     """The run root of a run whose tags have secrets, sent to a store."""
-    given = (f"+tracking.tags.api_key={SECRET}", f"+tracking.tags.where=http://me:{SECRET}@host", "tracking.log_system=false")
+    given = (f"+tracking.tags.api_key={SECRET}", f"+tracking.tags.where=http://me:{SECRET}@host", f"+dataset.api_key={SECRET}", "tracking.log_system=false")
     done = samewise("train", *TINY, f"run_root={tmp_path / 'runs'}", *given)
     assert done.returncode == 0, done.stderr
     assert SECRET not in done.stdout + done.stderr
@@ -89,6 +105,8 @@ def test_a_run_gives_no_secret_away_and_can_be_resumed(trained: Path, samewise: 
     (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
     sent = json.dumps([run.data.params, run.data.tags])
     assert SECRET not in sent
+    assert "api_key=***" in str(run.info.run_name)
+    assert SECRET.encode() not in (trained / "mlflow.db").read_bytes()
     assert "***" in sent
     assert not [file for file in (trained / "mlartifacts").rglob("*") if file.is_file() and SECRET in file.read_text(errors="replace")]
     assert config_of(RunFolder(folder.parent)).cfg.tracking.tags.api_key == SECRET
