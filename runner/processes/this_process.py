@@ -22,6 +22,8 @@ ENDS_WITH_LAUNCHER = "SAMEWISE_ENDS_WITH_LAUNCHER"
 """A variable that has a job save and stop when the process that started it dies."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
+_TOP_PAD = 64 << 20
 
 
 @contextmanager
@@ -47,3 +49,18 @@ def end_with_parent(number: signal.Signals) -> None:
     """Have Linux send this process a signal when the one that started it dies, even by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed for what is asked for next, as steps of a training on the CPU ask for the same again and again.
+
+    Otherwise each tensor of more than 32 MB comes from the kernel and goes back to it, and so does what lies at the end of the heap: page by page, each filled
+    with zeros. It changes no bits; the process stays as large as it has been. Where the environment says how malloc is to work (`MALLOC_...`,
+    `GLIBC_TUNABLES`), or the C library is another, nothing is done.
+    """
+    if sys.platform != "linux" or any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, _TOP_PAD)):
+            libc.mallopt(option, value)

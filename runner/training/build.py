@@ -30,6 +30,7 @@ from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.groups import freeze_groups
 from samewise.runner.optim.initialise import initialise
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
+from samewise.runner.processes.this_process import keep_freed_memory
 from samewise.runner.records import environment
 from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.digest import ON_DEVICE, XXH3
@@ -77,6 +78,8 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         strategy.processes(str(cfg.device), cfg.replicas)
         strategy = Single()
     strategy.begin(str(cfg.device), cfg.replicas, cfg.accumulate)
+    if strategy.device.type == "cpu":
+        keep_freed_memory()
     precision = make("precision")
     precision.begin(strategy.device)
     recipe: Recipe = make("recipe")
