@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.errors import Problem
+from samewise.runner.errors import Interrupted, Problem, SamewiseError, TrainingError
 from samewise.runner.processes.sealed import SECRET, new_secret
 from samewise.runner.records.files import read_json
 
@@ -24,7 +24,7 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 """What the agent passes on to the ranks, which then finish their step, save, and end."""
 
 
-def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tuple[Problem | None, int | None]:
+def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tuple[SamewiseError | None, int | None]:
     """Run torch's elastic agent to its end.
 
     Returns:
@@ -59,14 +59,14 @@ def run_agent(composed: Composed, nproc: int, handed: Path, module: str) -> tupl
     try:
         result = agent.run()
     except SignalException as stopped:
-        return Problem("", f"stopped by {stopped.sigval.name}", hint="run the same command again to resume from the last checkpoint"), None
+        return Interrupted(Problem("", f"stopped by {stopped.sigval.name}", hint="run the same command again to resume from the last checkpoint")), None
     finally:
         handler.shutdown()
     if not result.is_failed():
         return None, None
     rank, failure = _first_to_die(result)
     hint = "run the same command again to resume from the last checkpoint; strategy.max_restarts=3 does so automatically"
-    return Problem(f"rank {rank}", f"{_how(failure.exitcode)}; what it wrote is in {logs}", hint=hint), agent.lost
+    return TrainingError(Problem(f"rank {rank}", f"{_how(failure.exitcode)}; what it wrote is in {logs}", hint=hint)), agent.lost
 
 
 def _meeting_here(timeout_s: float) -> Any:

@@ -27,7 +27,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.check.machine import require_few_in_all
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, TrainingError, describe, traced, without_heading
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, describe, traced, without_heading
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
 from samewise.runner.records import sources
@@ -63,18 +63,19 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module
         ConfigError: they are far more than this machine's cores.
         PeerFailed: one of them has failed; what it said is printed.
         TrainingError: one of them has died without a word.
+        Interrupted: this process was asked to stop before a rank could say that it has saved.
     """
     require_few_in_all(composed.cfg, nproc)
     with tempfile.TemporaryDirectory(prefix="samewise-ranks-") as temporary:
         handed = Path(temporary)
         while True:
             _hand_down(composed, handed, as_json=as_json, work=work)
-            problem, lost = run_agent(composed, nproc, handed, module)
+            error, lost = run_agent(composed, nproc, handed, module)
             if lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
-                return _told(handed, nproc, problem, debug=debug)
+                return _told(handed, nproc, error, debug=debug)
             _leave_out(lost, nproc)
             composed, nproc = _with_processes(composed, nproc // 2), nproc // 2
-            print(f"warning: {problem}\n    resuming from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
+            print(f"warning: {error}\n    resuming from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
 
 
 def _hand_down(composed: Composed, handed: Path, *, as_json: bool, work: Mapping[str, Any] | None) -> None:
@@ -112,14 +113,14 @@ def _leave_out(lost: int, nproc: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[:half] if lost >= half else names[nproc - half : nproc])
 
 
-def _told(handed: Path, nproc: int, problem: Problem | None, *, debug: bool) -> None:
+def _told(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool) -> None:
     ended = outcomes(handed, nproc)
     if ended:
         first = ended[0]
         print((first["traceback"] if debug else "") + first["said"], file=sys.stderr)
         raise PeerFailed(without_heading(first["said"]), exit_code=first["exit_code"])
-    if problem is not None:
-        raise TrainingError(problem)
+    if error is not None:
+        raise error
 
 
 def rank(
@@ -205,7 +206,7 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
     try:
         given = read_json(handed / "handed.json")
         end_with_parent(signal.SIGTERM)
-        if os.getppid() != given["parent"]:
+        if not given or os.getppid() != given["parent"]:
             raise PeerFailed("the process that started this rank ended while it was starting")
         project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
         sys.path.append(given["root"])

@@ -54,6 +54,19 @@ def test_a_signal_is_passed_on_and_the_run_is_saved(tmp_path):
     assert len(list(tmp_path.glob("*/*/checkpoints/step-*"))) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_signal_before_a_rank_can_save_is_an_interruption_too(tmp_path):
+    process = start(tmp_path, "strategy.nproc=2")
+    while len(ranks_of(process)) < 2:  # they import torch now
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, said = ended(process, 3)
+    assert "stopped by SIGTERM" in said
+    assert "run the same command again to resume" in said
+
+
 @pytest.mark.slow  # that ranks with one error tell it once: test_any_number_of_ranks.py
 @pytest.mark.timeout(300)
 def test_an_error_in_all_ranks_is_told_once_and_not_tried_again(tmp_path):
