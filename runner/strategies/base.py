@@ -46,7 +46,7 @@ class Tally:
         values = iter(numbers([*(value for tally in tallies for value in tally.sums.values()), *norms]))
         sums = [{name: next(values) for name in tally.sums} for tally in tallies]
         seen = [tuple((one, other() if callable(other) else other) for one, other in tally.seen) for tally in tallies]
-        return [cls(tally.count, tally.nominal, *both) for tally, *both in zip(tallies, sums, seen, strict=True)], list(values)
+        return [cls(tally.count, tally.nominal, by_name, digests) for tally, by_name, digests in zip(tallies, sums, seen, strict=True)], list(values)
 
     @property
     def weight(self) -> float:

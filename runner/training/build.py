@@ -51,6 +51,7 @@ from samewise.runner.training.reporter import reporter
 from samewise.runner.training.run import Run, Split
 from samewise.runner.training.state import load_weights
 from samewise.runner.training.view import View
+from samewise.runner.training.workarounds import work_around
 
 Make = Callable[..., Any]
 
@@ -326,6 +327,7 @@ def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: 
     determinism.require_deterministic(model, device, cfg.reproducibility)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)
+    work_around(model, device)
     return model.to(device)
 
 
