@@ -140,6 +140,15 @@ def commands(home: Path) -> dict[str, tuple[str, ...]]:
         "predict": ("predict", run, str(picture)),
         "verify": ("verify", run),
         "train": ("train", *TINY, "name=one", "tracking.log_system=false"),
+        "audit": ("verify", run, "--audit", "1"),
+        "runs": ("runs", "--json"),
+        "runs --diff": ("runs", "--diff"),
+        "gc": ("runs", "gc"),
+        "rm": ("runs", "rm", run),
+        "bundle": ("bundle", run, "--out", "result.bundle"),
+        "export": ("export", run, "--out", "exported", "--to", "safetensors"),
+        "new": ("new", "again", "--from", run, "--config-dir", "configs"),
+        "resume_from": ("check", *TINY, f"resume_from={run}/checkpoints/latest"),
         "sync": ("sync", run),
         "sync all": ("sync",),
         "status": ("sweep", sweep, "--status"),
@@ -150,9 +159,12 @@ def commands(home: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-OF_RUN = ("digest", "diff", "diff --json", "eval", "predict", "verify", "train", "sync", "sync all")
+OF_RUN = (
+    *("digest", "diff", "diff --json", "eval", "predict", "verify", "train", "sync", "sync all"),
+    *("audit", "runs", "runs --diff", "gc", "rm", "bundle", "export", "new", "resume_from"),
+)
 OF_SWEEP = ("status", "status of all", "report", "cancel", "sweep")
-QUICK_OF_RUN = ("digest", "diff", "diff --json", "predict", "train")
+QUICK_OF_RUN = ("digest", "diff", "diff --json", "predict", "train", "runs", "gc", "bundle")
 QUICK_OF_SWEEP = ("status", "status of all", "report", "cancel")
 """Of these, each case of the short selection runs two; the long one runs all."""
 
