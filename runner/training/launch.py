@@ -141,6 +141,7 @@ def rank(
         work: What to do instead of training.
     """
     from samewise.runner.processes.meeting import announce, linger
+    from samewise.runner.processes.peers import explained
     from samewise.runner.records.summary import print_summary
     from samewise.runner.training.build import build
     from samewise.runner.training.loop import fit
@@ -154,12 +155,15 @@ def rank(
             work(composed)
         else:
             summary = done if done is not None else fit(build(composed, composed.project, composed.folder))
-    except BaseException as error:
+    except BaseException as raised:
+        error = explained(raised)
         told_by_another = not announce(error)
         linger()
         if told_by_another:
             raise PeerFailed(f"rank {os.environ['RANK']} stopped, because another rank did", exit_code=getattr(error, "exit_code", 1)) from error
-        raise
+        if error is raised:
+            raise
+        raise error from raised
     if main and summary is not None:
         print_summary(summary, composed.folder, uri=composed.tracking_uri, as_json=as_json, fresh=done is None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,6 +50,7 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
     if sound:
         determinism.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
     if is_rank():
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `run_agent` does
         return rank(composed, as_json=as_json, look=partial(finished, composed), check=partial(_checked, composed))
     _checked(composed)
     wanted = processes(composed)

@@ -40,7 +40,7 @@ def kill_one(run_root: Path, ranks: int, *, victim: int, step: int) -> None:
     codes = job.wait()
     assert codes[victim] == -signal.SIGKILL
     assert {code for rank, code in enumerate(codes) if rank != victim} == {1}
-    assert "lost another rank while" in job.errors
+    assert f"lost rank {victim}, whose process is gone, while" in job.errors
     assert "Traceback" not in job.errors
 
 

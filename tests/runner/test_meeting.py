@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 import torch.distributed as dist
 from samewise_tiny import DIGITS
 
-from samewise.runner.errors import ConfigError
-from samewise.runner.processes import meeting
+from samewise.runner.errors import ConfigError, PeerFailed
+from samewise.runner.processes import meeting, peers
 from samewise.runner.strategies.elastic import Elastic
 
 
@@ -113,3 +114,14 @@ def test_ranks_that_meet_elsewhere_give_the_same_bits(samewise, tmp_path, clean_
     assert alone.returncode == 0, alone.stderr
     assert json.loads(said[0][0])["weights_sha256"] == json.loads(alone.stdout)["weights_sha256"]
     assert Path(json.loads(said[0][0])["folder"]).name == Path(json.loads(alone.stdout)["folder"]).name
+
+
+def test_a_connection_that_is_lost_before_the_training_names_the_rank_whose_process_is_gone(as_rank_0, monkeypatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    monkeypatch.setattr(peers, "_places", {0: [peers._here(), str(os.getpid())], 1: [peers._here(), str(gone.pid)], 2: ["elsewhere", str(gone.pid)]})
+    lost = peers.explained(RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:36811"))
+    assert isinstance(lost, PeerFailed)
+    assert str(lost).startswith("rank 0: lost rank 1, whose process is gone, before the training began")
+    other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    assert peers.explained(other) is other
