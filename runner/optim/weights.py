@@ -108,6 +108,8 @@ def _located(file: str) -> list[Path]:
         raise ConfigError(Problem(PATH, "is not a local file", file, "a path", hint))
     path = Path(file).expanduser()
     paths = hugging_face.files_at(path)
+    if paths[0].exists() and not paths[0].is_file():
+        raise ConfigError(Problem(PATH, "is a pipe or a device, not a file of weights", str(file)))
     if not paths[0].is_file():
         hint = (
             close(str(path), map(str, path.parent.iterdir())) or f"it was looked for at {paths[0].absolute()}"

@@ -130,3 +130,9 @@ def test_a_folder_of_runs_is_told_with_its_own_name(samewise: Callable[..., Any]
         done = samewise("eval", given)
         assert done.returncode == 2
         assert f"samewise runs --run-root {run.parent.parent}`" in done.stderr
+
+
+def test_a_pipe_in_place_of_weights_is_told_as_one_and_not_waited_for(tmp_path: Any) -> None:
+    os.mkfifo(tmp_path / "weights.safetensors")
+    with pytest.raises(ConfigError, match="is a pipe or a device, not a file of weights"):
+        load_weights(nn.Linear(1, 1), str(tmp_path / "weights.safetensors"), strict=True)
