@@ -173,7 +173,8 @@ def load(
     from samewise.runner.training.undisturbed import undisturbed
 
     with undisturbed():
-        state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, str(checkpoint)).path)
+        which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)
+        state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, which).path)
         classes = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", [])
         predictor = build_predictor(composed, composed.project, state, classes=classes, weights=weights)
     sources.warn_of_changes(folder.sources)

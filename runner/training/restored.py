@@ -18,13 +18,13 @@ def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which
         composed: The run's config; it is made to read no initial weights, whose file may be elsewhere, or not to be had.
         project: The user's own packages.
         folder: The run's.
-        which: best, last, or a step.
+        which: best, last, a step, or a monitored metric.
 
     Raises:
         ConfigError: a part cannot be made.
         CheckpointError: there is no such checkpoint.
     """
-    kept = checkpoint.choose_checkpoint(folder.checkpoints, which)
+    kept = checkpoint.choose_checkpoint(folder.checkpoints, "best" if which == composed.cfg.evaluate.monitor else which)
     state = checkpoint.load(kept.path)
     if composed.cfg.initialise is not None:
         composed.cfg.initialise.weights = None

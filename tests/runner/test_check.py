@@ -92,7 +92,7 @@ def test_every_choice_has_nothing_wrong_with_an_experiment_that_it_fits(choice: 
         (["optimizer.lr=inf"], "optimizer.lr", "finite"),
         (["optimizer=adamw", "optimizer.betas=[0.9,1.5]"], "optimizer.betas.1", "less than 1"),
         (["evaluate.monitor=accuracy"], "evaluate.monitor", "evaluate.monitor=valid/accuracy"),
-        (["evaluate.monitor=valid/accuracy"], "evaluate.mode", "max"),
+        (["evaluate.monitor=valid/accuracy", "evaluate.mode=min"], "evaluate.mode", "max"),
         (["evaluate.mode=max"], "evaluate.mode", "min"),
         (["name=../elsewhere"], "name", "folder"),
         (["name=a/b"], "name", "folder"),

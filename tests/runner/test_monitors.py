@@ -90,6 +90,8 @@ def test_the_best_by_each_is_in_the_end_line_the_summary_and_mlflow(samewise: Ca
     assert first.split()[0] == "valid/accuracy"
     assert second.split() == ["valid/loss", f"{losses[6]:.4f}", "(best", f"{losses[lowest]:.4f}", "at", "step", f"{lowest})"]
     assert (run / "checkpoints" / "best-valid-loss").resolve().name == f"step-{lowest:08d}"
+    for metric, step in (("valid/accuracy", highest), ("valid/loss", lowest)):
+        assert json.loads(samewise("eval", run, "--checkpoint", metric, "--json").stdout)["step"] == step
 
     client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
     (stored,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
