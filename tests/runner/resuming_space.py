@@ -20,8 +20,9 @@ OPTIMIZERS = {
     "sgd, not fused": ["optimizer=sgd", "optimizer.fused=false"],
     "adamw, foreach": ["optimizer=adamw", "optimizer.foreach=true", "optimizer.lr=0.01"],
     "asgd, averaging": ["optimizer=asgd", "optimizer.t0=2"],
+    "muon_sgd": ["optimizer=muon_sgd", "param_groups=sgd_for_vectors"],
 }
-"""One for each choice of the group; then three in other ways."""
+"""One for each choice of the group, and three in other ways."""
 STEADY = {"adadelta", "adafactor", "adagrad", "asgd", "rprop", "asgd, averaging"}
 """Those with neither momentum nor betas, which a schedule could move."""
 SCHEDULERS = {
@@ -75,6 +76,8 @@ def drawn(chance: random.Random, optimizer: str, scheduler: str) -> list[str]:
     chosen = {about: chance.choice(choices) for about, choices in FURTHER.items()}
     if optimizer == "muon":  # whose model has none of these layers
         chosen |= {"groups": [], "parametrisations": []}
+    if optimizer == "muon_sgd":  # it has groups of its own
+        chosen |= {"groups": []}
     if optimizer == "rprop" and "param_groups=no_decay_on_norms" in chosen["groups"]:  # it knows no weight decay
         chosen |= {"groups": []}
     if scheduler == "one_cycle" and optimizer in STEADY:
