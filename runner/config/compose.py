@@ -135,11 +135,21 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     found = set_for_hydra(cfg.hydra)
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
-    problems += monitors.settle(cfg, good)
-    problems += located([*found, *faults.unresolvable(cfg), *_settle_weights(cfg)], good, project)
+    monitored, weights = settle(cfg, good)
+    problems += monitored
+    problems += located([*found, *faults.unresolvable(cfg), *weights], good, project)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good))
+
+
+def settle(cfg: DictConfig, given: Sequence[str]) -> tuple[list[Problem], list[Problem]]:
+    """Have what stands for something else say what it means now: a list of monitored metrics, their modes, a run or a name whose weights are taken.
+
+    Returns:
+        What is wrong with the metrics, and with the weights.
+    """
+    return monitors.settle(cfg, given), _settle_weights(cfg)
 
 
 def _has_choice_among_values(cfg: DictConfig) -> bool:

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from samewise.runner.config import overrides as faults
-from samewise.runner.config.compose import Composed, compose, dump_plain, label_of
+from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, without_hydra
 from samewise.runner.config.project import Project
@@ -55,7 +55,8 @@ class Composer:
             ConfigLoaderImpl._apply_overrides_to_config(rest, cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls at this point)
         except faults.FAILURES:
             return compose(given, project=self._project, strict=False)  # tells what is wrong
-        return Composed(cfg, dict(choices), tuple(given), self._project, label=label_of(given))
+        problems = [problem for some in settle(cfg, given) for problem in some]
+        return Composed(cfg, dict(choices), tuple(given), self._project, tuple(problems), label_of(given))
 
     def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
         if chosen not in self._bases:

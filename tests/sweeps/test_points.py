@@ -34,13 +34,18 @@ def points(tmp_path: Path, *given: str):
     return compose_points(list(grid.settings()), space, SweepFolder(tmp_path / "digits-1"), Composer(BARE), first=0)
 
 
-def test_a_point_is_the_experiment_that_its_overrides_give(tmp_path: Path) -> None:
-    given = ("experiment=resnet18_digits,retinanet_bccd", "optimizer.lr=0.1,0.2", "callbacks=[default],[default,ema]", "seed=range(2)")
+VARIED = ("experiment=resnet18_digits,retinanet_bccd", "optimizer.lr=0.1,0.2", "callbacks=[default],[default,ema]", "seed=range(2)")
+MONITORED = ("evaluate.monitor=[valid/accuracy,valid/loss]", "optimizer=sgd,adam", "seed=range(2)")
+
+
+@pytest.mark.parametrize("given", [VARIED, MONITORED, ("optimizer=sgd,adam", "seed=range(2)")])
+def test_a_point_is_the_experiment_that_its_overrides_give(tmp_path: Path, given: tuple[str, ...]) -> None:
     for made in points(tmp_path, *given)[::3]:
         alone = compose(made.point.overrides, project=BARE)
         assert made.point.fingerprint == alone.fingerprint
         assert made.point.folder == str(alone.folder.path)
         assert dump(made.composed) == dump(alone)
+        assert made.point.mode == str(alone.cfg.evaluate.mode)
         same = parse(dump_plain({**made.whole, "tracking": plain(alone.cfg.tracking)}, made.composed.choices, alone.label))
         assert same.fingerprint == alone.fingerprint
         assert dump(same) == dump(alone)
