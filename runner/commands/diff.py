@@ -1,4 +1,4 @@
-"""Compare two runs: config, environment, metrics, and the first step and layer where they part."""
+"""Compare two runs: config, environment, metrics, and the first step and layer where they diverge."""
 
 from __future__ import annotations
 

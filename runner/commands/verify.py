@@ -1,4 +1,4 @@
-"""Train a run again beside the first, and say whether the bits are the same or where they part."""
+"""Train a run again beside the first, and say whether the bits are the same or where they diverge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`samewise verify` and `samewise diff` say in words whether two runs are the same, and name where they part."""
+"""`samewise verify` and `samewise diff` say in words whether two runs are the same, and name where they diverge."""
 
 from __future__ import annotations
 
