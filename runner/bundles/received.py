@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from samewise.runner.bundles import archive
 from samewise.runner.config import saved
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
-from samewise.runner.records import shapes, trust
+from samewise.runner.records import shapes, shards, trust
 from samewise.runner.records.files import LARGEST, read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.address import check_uri, require_there, without_password
@@ -127,13 +127,19 @@ def _downloaded(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
     for name in sizes:
         if sizes[name] > LARGEST and name != folder.trace.name:
             raise ConfigError(Problem(f"{run_id}: {name}", f"is larger than any that is written here: {sizes[name]} bytes"))
-    if "checkpoint" in stored:
-        sizes |= {str(one.path): one.file_size or 0 for one in client.list_artifacts(run_id, "checkpoint") if not one.is_dir}
+    for place in ("checkpoint", f"checkpoint/{shards.FOLDER}"):
+        if place in stored:
+            listed = client.list_artifacts(run_id, place)
+            stored |= {str(one.path): 0 for one in listed}
+            sizes |= {f"{place}/{Path(str(one.path)).name}": one.file_size or 0 for one in listed if not one.is_dir}
     if (needed := sum(sizes.values())) > (free := shutil.disk_usage(into).free):
         hint = "set the environment variable TMPDIR to a folder with more room"
         raise ConfigError(Problem("RUN", f"its files come to {needed:,} bytes; {into.parent} has room for {free:,}", run_id, hint=hint))
     for name in sizes:
-        client.download_artifacts(run_id, name, str(into))
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=into) as fresh:  # of a store's folder MLflow copies `checkpoint/x` to `x`
+            got = Path(client.download_artifacts(run_id, name, fresh))
+            into.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+            got.rename(into / name)
     if (signature := into / SIGNATURE).is_file():
         signature.rename(folder.config.with_name(trust.SIGNATURE))
     folder.checkpoints.mkdir()

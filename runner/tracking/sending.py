@@ -272,7 +272,7 @@ class Sending:
         inside = self.folder.path.resolve()
         if self.settings.get("log_checkpoint") and self.progress.ended == "FINISHED":
             kept = next((path.resolve() for name in ("best", "latest") if (path := self.folder.checkpoints / name).is_dir()), None)
-            listed += [(f"checkpoint/{path.name}", path) for path in sorted(kept.iterdir()) if path.is_file()] if kept else []
+            listed += [(f"checkpoint/{path.relative_to(kept).as_posix()}", path) for path in sorted(kept.rglob("*")) if path.is_file()] if kept else []
         return [(name, path) for name, path in listed if path.exists() and self._is_mine(path, inside)]
 
     def _is_mine(self, path: Path, inside: Path) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import sqlite3
@@ -11,10 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from omegaconf import OmegaConf
 
+from samewise.runner.bundles.received import opened
 from samewise.runner.cli import main
 from samewise.runner.config.schema import Tracking
+from samewise.runner.records import checkpoint, shards
+from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trust import is_signed, sign
 from samewise.runner.tracking.tracker import open_tracker
@@ -61,6 +66,20 @@ def test_mlflow_has_the_best_value_so_far_before_any_other_metric(unsent: RunFol
     assert store.execute(query).fetchall() == [(0, 0, 1), (6, 0.5, 0), (7, 0.25, 0), (8, 0.25, 0)]
     assert [key for (key,) in store.execute("select key from latest_metrics order by rowid")] == ["best/valid/loss", "train/loss", "valid/loss"]
     store.close()
+
+
+def test_a_checkpoint_in_shards_comes_back_whole_from_the_store(unsent: RunFolder) -> None:
+    made = Checkpoints(unsent.checkpoints, keep_last=1, keep_best=0, keep_every_steps=None, monitor="loss", mode="min", background=False)
+    inner = made.shards_folder(5)
+    shards.save({"/model/weight": torch.arange(6.0)}, inner)
+    state = {"model": {"weight": {shards.KEY: "/model/weight", "shape": [6], "dtype": "float32"}}, "shards": shards.digests(inner, 0)}
+    made.save(5, state, {})
+    assert main(["sync"]) == 0
+    run_id = json.loads(unsent.tracking.read_text())["run_id"]
+    shutil.rmtree(unsent.path)
+    with opened(run_id, run_root=Path("runs")) as folder:
+        (kept,) = folder.checkpoints.iterdir()
+        assert torch.equal(checkpoint.load(kept)["model"]["weight"], torch.arange(6.0))
 
 
 @pytest.mark.slow
