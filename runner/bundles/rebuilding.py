@@ -40,9 +40,8 @@ def make_environment(folder: Path, *, python: str) -> Path:
 
 def train_in(interpreter: Path, folder: Path, arguments: Sequence[str]) -> int:
     """Run `samewise verify` with a bundle's own code; its exit code."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
-    variables |= {"PYTHONPATH": os.pathsep.join(str((folder / name).absolute()) for name in (CODE, OWN)), "PYTHONSAFEPATH": "1"}
-    return subprocess.run([str(interpreter.absolute()), "-m", "samewise", "verify", *arguments], env=variables, check=False).returncode
+    code = {"PYTHONPATH": os.pathsep.join(str((folder / name).absolute()) for name in (CODE, OWN))}
+    return subprocess.run([str(interpreter.absolute()), "-m", "samewise", "verify", *arguments], env=_variables() | code, check=False).returncode
 
 
 @contextlib.contextmanager
@@ -76,9 +75,13 @@ def _python(version: str) -> str:
     return found
 
 
+def _variables() -> dict[str, str]:
+    """For a process of the other environment: nothing that leads into this one, and no module from the current folder, which is a stranger's as the bundle is."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)} | {"PYTHONSAFEPATH": "1"}
+
+
 def _done(command: Sequence[str], name: str) -> None:
-    variables = {key: value for key, value in os.environ.items() if not key.startswith(_LEFT_OUT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=_variables(), check=False)
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line]
         errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["no reason given"]

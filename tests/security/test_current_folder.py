@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from samewise_tiny import DIGITS
 
+from samewise.runner.bundles import rebuilding
 from samewise.runner.config import project
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
@@ -18,7 +19,7 @@ from samewise.runner.records.environment import git_state
 
 TINY = [*DIGITS, "max_steps=1"]
 MARKS = "import pathlib\npathlib.Path(__file__).with_name('mark').write_text(__name__)\n"
-STANDARD = ("argparse", "queue", "socket", "yaml", "struct", "json", "selectors", "random")
+STANDARD = ("argparse", "logging", "queue", "socket", "yaml", "struct", "json", "selectors", "random")
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -48,6 +49,17 @@ def test_a_sweep_with_workers_imports_nothing_from_the_current_folder(strange: P
     done = run("sweep", *TINY, "seed=1,2", "loader.num_workers=1", f"run_root={strange / 'runs'}", folder=strange)
     assert done.returncode == 0, done.stderr + done.stdout
     assert not [*strange.glob("mark"), *strange.glob("*/mark")]
+
+
+def test_an_environment_is_made_without_what_lies_in_the_current_folder(strange: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
+    """`samewise reproduce` starts Python and pip for that."""
+    monkeypatch.chdir(strange)
+    place = tmp_path_factory.mktemp("made") / "environment"
+    rebuilding._done([sys.executable, "-m", "venv", "--without-pip", str(place)], "python -m venv")
+    assert (place / "bin" / "python").exists()
+    assert not (strange / "mark").exists()
+    subprocess.run([sys.executable, "-m", "venv", "--help"], capture_output=True, check=False, env={**os.environ, "PYTHONSAFEPATH": ""})
+    assert (strange / "mark").exists()  # else the test could not fail
 
 
 def test_a_file_above_the_current_folder_is_no_project_where_it_is_another_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
