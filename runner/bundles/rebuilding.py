@@ -32,9 +32,9 @@ def make_environment(folder: Path, *, python: str) -> Path:
     place = folder / "environment"
     interpreter = place / "bin" / "python"
     print(f"making an environment with Python {python} and {len(pins)} packages in {place}: minutes, and gigabytes", file=sys.stderr, flush=True)
-    _done([_python(python), "-m", "venv", str(place)], "python -m venv")
+    run_apart([_python(python), "-m", "venv", str(place)], "python -m venv")
     install = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    _done([*install, "--requirement", str(folder / LOCK)], "pip install")
+    run_apart([*install, "--requirement", str(folder / LOCK)], "pip install")
     return interpreter
 
 
@@ -76,11 +76,16 @@ def _python(version: str) -> str:
 
 
 def _variables() -> dict[str, str]:
-    """For a process of the other environment: nothing that leads into this one, and no module from the current folder, which is a stranger's as the bundle is."""
+    """For a process of the other environment: nothing that leads into this one, and no module from the current folder, which may be a stranger's."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)} | {"PYTHONSAFEPATH": "1"}
 
 
-def _done(command: Sequence[str], name: str) -> None:
+def run_apart(command: Sequence[str], name: str) -> None:
+    """Run a command of the other environment.
+
+    Raises:
+        ConfigError: it fails; with its reason, and `name` for the command.
+    """
     done = subprocess.run(command, capture_output=True, text=True, env=_variables(), check=False)
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line]

@@ -51,11 +51,13 @@ def test_a_sweep_with_workers_imports_nothing_from_the_current_folder(strange: P
     assert not [*strange.glob("mark"), *strange.glob("*/mark")]
 
 
-def test_an_environment_is_made_without_what_lies_in_the_current_folder(strange: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
+def test_an_environment_is_made_without_what_lies_in_the_current_folder(
+    strange: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`samewise reproduce` starts Python and pip for that."""
     monkeypatch.chdir(strange)
     place = tmp_path_factory.mktemp("made") / "environment"
-    rebuilding._done([sys.executable, "-m", "venv", "--without-pip", str(place)], "python -m venv")
+    rebuilding.run_apart([sys.executable, "-m", "venv", "--without-pip", str(place)], "python -m venv")
     assert (place / "bin" / "python").exists()
     assert not (strange / "mark").exists()
     subprocess.run([sys.executable, "-m", "venv", "--help"], capture_output=True, check=False, env={**os.environ, "PYTHONSAFEPATH": ""})
