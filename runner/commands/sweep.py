@@ -186,7 +186,7 @@ def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
 
 
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
-    """Say what became of the sweep; 1 where a point failed."""
+    """Say what became of the sweep; 1 where a point failed, or ended again and again without a word."""
     from samewise.runner.sweep.results import State, current_results
     from samewise.runner.sweep.tables import as_plain_values, print_pages, print_settings
 
@@ -197,7 +197,7 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
         print_settings(folder, found, more=f"samewise report {folder.path}")
         print_pages(folder, found)
     _tell_what_is_not_sent(folder, found)
-    return int(any(one.state is State.failed for one in found))
+    return int(any(one.state not in (State.finished, State.pruned) for one in found))
 
 
 def _tell_what_is_not_sent(folder: SweepFolder, found: Sequence[PointResult]) -> None:

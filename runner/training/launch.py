@@ -4,7 +4,7 @@
     rank        in each of them (`python -m samewise.runner.training.launch FOLDER`, or `samewise train` under torchrun): meets the others and trains
 
 What the two say to each other lies in a temporary folder: `config.yaml` and `handed.json` on the way down, `rank-N.json` (how a rank ended, where it
-ended by itself) on the way up.
+ended by itself) and `done-N` (it came to its end) on the way up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from samewise.runner.config import compose
 from samewise.runner.config.check.machine import require_few_in_all
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, describe, traced, without_heading
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, describe, traced, without_heading
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
 from samewise.runner.records import sources
@@ -121,6 +121,9 @@ def _told(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool)
         raise PeerFailed(without_heading(first["said"]), exit_code=first["exit_code"])
     if error is not None:
         raise error
+    if silent := [number for number in range(nproc) if not (handed / f"done-{number}").exists()]:
+        hint = "something in it calls os._exit(0) or replaces the process; run the same command again to resume from the last checkpoint"
+        raise TrainingError(Problem(f"rank {silent[0]}", "ended with exit code 0 before it was done, without a word", hint=hint))
 
 
 def rank(
@@ -217,6 +220,7 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
         composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
         does = None if work is None else partial(work, given=given["work"])
         rank(_as_agreed(composed, given), as_json=given["json"], look=lambda: None, check=lambda: None, work=does)
+        (handed / f"done-{number}").touch()
         return 0
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has something to say first

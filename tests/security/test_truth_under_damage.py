@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from samewise.runner.records.trace import Trace
 TINY = (*DIGITS, "model.width=4", "max_steps=6", "checkpoint.every_steps=2", "checkpoint.keep_last=9")
 
 LAB = """
-import shutil, sys
+import os, shutil, sys
 from samewise.datasets.generated import GeneratedClassification
 from samewise.runner.interfaces import Callback
 
@@ -37,6 +39,10 @@ class Empties(Callback):
         if outcome.step == 3:
             for one in run.folder.glob("*"):  # as `rm -r RUN/*`, which leaves the lock
                 shutil.rmtree(one) if one.is_dir() else one.unlink()
+
+class Vanishes(Callback):
+    def on_step(self, run, outcome):
+        os._exit(0)
 """
 
 
@@ -202,3 +208,20 @@ def test_a_data_set_that_exits_in_a_later_step_does_not_end_as_finished(samewise
     assert "Leaves ends the process: sys.exit(0)" in done.stderr
     assert "lab_of_damage.py:" in done.stderr
     assert not list(lab.glob("runs/*/*/summary.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "more", "said"),
+    [
+        ("train", ("replicas=2", "batch_size=16", "strategy=ddp", "strategy.nproc=2"), "error: rank 0: ended with exit code 0 before it was done"),
+        ("sweep", ("seed=1,2",), "2 interrupted"),
+    ],
+)
+def test_a_process_that_ends_itself_without_a_word_is_no_success(lab, command, more, said) -> None:
+    given = [*TINY, *more, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.Vanishes}"]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    start = [sys.executable, "-m", "samewise", command, "--package", "lab_of_damage", *given]
+    done = subprocess.run(start, cwd=lab, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    assert said in done.stderr + done.stdout
