@@ -17,7 +17,7 @@ import torchaudio
 from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind, names_other_files
-from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES, require_regular
+from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES, require_new_folder, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem
 
 EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
@@ -134,12 +134,14 @@ def list_audio(folder: str | os.PathLike[str], *, extensions: Sequence[str] = EX
     """The audio files below a folder, relative to it with "/" between folders, sorted folder by folder, then by name.
 
     Raises:
-        DataError: the folder does not exist, or it cannot be read.
+        DataError: the folder does not exist, or it cannot be read, or links lead to one twice.
     """
     found, waiting, wanted = list[tuple[str, str]](), [""], tuple(extensions)
+    entered = dict[tuple[int, int], str]()
     try:
         while waiting:
             below = waiting.pop()
+            require_new_folder(folder, below, entered)
             with os.scandir(Path(folder) / below) as entries:
                 for entry in entries:
                     if entry.name.startswith("."):  # rubbish of editors and file managers

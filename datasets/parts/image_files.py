@@ -20,6 +20,7 @@ from samewise.datasets.parts.classes import require_count
 from samewise.datasets.parts.contents import add_files
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.in_memory import Transform
+from samewise.datasets.parts.limits import require_new_folder
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 
@@ -136,11 +137,16 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
 
 
 def list_images(folder: Path, *, extensions: Sequence[str] = EXTENSIONS) -> list[str]:
-    """The files below a folder that end in one of the extensions, relative to it, in the order of torchvision's ImageFolder: folder by folder, then by name."""
-    found: list[tuple[str, str]] = []
+    """The files below a folder that end in one of the extensions, relative to it, in the order of torchvision's ImageFolder: folder by folder, then by name.
+
+    Raises:
+        DataError: links lead to one folder twice.
+    """
+    found, entered = list[tuple[str, str]](), dict[tuple[int, int], str]()
     waiting = [""]
     while waiting:
         below = waiting.pop()
+        require_new_folder(folder, below, entered)
         with os.scandir(folder / below) as entries:
             for entry in entries:
                 if entry.name.startswith("."):  # rubbish of editors and file managers

@@ -103,3 +103,16 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+def require_new_folder(folder: str | os.PathLike[str], below: str, entered: dict[tuple[int, int], str]) -> None:
+    """Note that a folder is entered, once: thirty folders with two links in each to the next are a billion paths.
+
+    Raises:
+        DataError: it has been entered by another name.
+    """
+    place = os.stat(os.path.join(folder, below))
+    first = entered.setdefault((place.st_dev, place.st_ino), below)
+    if first != below:
+        reason = f"is the same folder as {os.path.join(folder, first)}: its files would be there twice"
+        raise DataError(Problem(os.path.join(folder, below.rstrip("/")), reason, hint="remove the link that leads there"))

@@ -25,8 +25,9 @@ from torchaudio.datasets.utils import _extract_tar
 from samewise.datasets.coco import COCO
 from samewise.datasets.image_folder import ImageFolder
 from samewise.datasets.manifest import Manifest
-from samewise.datasets.parts.audio_files import audio_info, read_audio
+from samewise.datasets.parts.audio_files import audio_info, list_audio, read_audio
 from samewise.datasets.parts.decode import read_image
+from samewise.datasets.parts.image_files import list_images
 from samewise.datasets.parts.video_files import read_frames
 from samewise.datasets.video_clips import VideoClips
 from samewise.runner.config.instantiate import instantiate
@@ -308,3 +309,21 @@ def test_the_pixels_are_those_of_a_decoder_without_limits(tmp_path: Path) -> Non
     noise = np.random.default_rng(0).integers(0, 256, (33, 47, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
     assert torch.equal(read_image(tmp_path / "a.png"), torch.from_numpy(noise).movedim(-1, 0))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("listed", [list_images, list_audio])
+def test_links_that_lead_to_a_billion_paths_are_not_followed(listed: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / "chain" / str(number)).mkdir(parents=True)
+        for name in ("x", "y"):
+            (tmp_path / "chain" / str(number) / name).symlink_to(f"../{number + 1}")
+    (tmp_path / "chain" / "30").mkdir()
+    for name in ("one.png", "one.wav"):
+        (tmp_path / "chain" / "30" / name).touch()
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "linked").symlink_to("../chain/29/x")
+    assert len(listed(tmp_path / "class")) == 1
+    (tmp_path / "class" / "bomb").symlink_to("../chain/0")
+    with pytest.raises(DataError, match="is the same folder as"):
+        listed(tmp_path / "class")
