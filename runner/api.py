@@ -6,7 +6,7 @@ Torch, MLflow and pandas are imported when a function needs them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,7 +56,7 @@ class Transforms:
         predictor: The run's.
     """
 
-    predictor: Predictor
+    predictor: Predictor = field(repr=False)
 
     def __call__(self, *samples: Any) -> Batch:
         """Samples of the run's data set, or files, as one batch: transformed as in evaluation, collated, on the model's device.
@@ -301,7 +301,7 @@ def _number(text: Any) -> Any:
     return text
 
 
-def _composed(experiment: Sequence[str | Composed], packages: Sequence[str], config_dirs: Sequence[str | Path]) -> Composed:
+def _composed(experiment: Sequence[Any], packages: Sequence[str], config_dirs: Sequence[str | Path]) -> Composed:
     from samewise.runner.config.compose import Composed
 
     given = [one for one in experiment if isinstance(one, str)]
@@ -309,7 +309,11 @@ def _composed(experiment: Sequence[str | Composed], packages: Sequence[str], con
         return compose(*given, packages=packages, config_dirs=config_dirs)
     if len(experiment) == 1 and isinstance(experiment[0], Composed):
         return experiment[0]
-    raise ConfigError(Problem("experiment", "takes overrides, or one composed config", hint="samewise.train(samewise.compose(...)), with all overrides there"))
+    hint = "samewise.train(samewise.compose(...)), with all overrides there"
+    wrong = next((one for one in experiment if not isinstance(one, str | Composed)), None)
+    if wrong is not None:
+        hint = "samewise.train(*overrides)" if isinstance(wrong, list | tuple) else "samewise.train('experiment=NAME', 'optimizer.lr=0.05')"
+    raise ConfigError(Problem("experiment", "takes overrides, each a string, or one composed config", wrong, hint=hint))
 
 
 def _trained(summary: Any, composed: Composed, *, is_new: bool) -> Trained:

@@ -77,6 +77,9 @@ class Prediction(abc.ABC):
     def values(self) -> dict[str, Any]:
         """The outcome in plain values (numbers, strings, lists and dicts of them), for the terminal and for programs."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.values()})"
+
     def save(self, folder: Path, name: str) -> list[Path]:
         """Write what a person would look at or listen to into `folder`, each file's name beginning with `name`. Default: nothing."""
         return []

@@ -194,8 +194,9 @@ def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequ
     """Raise a DataError unless there are `count` classes, the background among them, as the config says."""
     if num_classes is not None and count != num_classes:
         reason = f"has {count - 1} classes ({first_few(names, 12)}), with the background {count}"
-        near = ((name, sorted(get_close_matches(name, [other for other in names if other != name], 2))) for name in names)
-        asked = next((f"is '{name}' a misspelt {' or '.join(map(repr, others))}? If not, " for name, others in near if others), "")
+        near = [(name, others) for name in names if (others := sorted(get_close_matches(name, [other for other in names if other != name], 2)))]
+        explains = 0 < count - num_classes < len(near)  # of names that are alike, one at least is right
+        asked = f"is '{near[0][0]}' a misspelt {' or '.join(map(repr, near[0][1]))}? If not, " if explains else ""
         raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"{asked}set dataset.num_classes={count}"))
 
 

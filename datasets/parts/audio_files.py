@@ -18,7 +18,7 @@ from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind, names_other_files
 from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES, require_new_folder, require_regular
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
 """The file names that are audio."""
@@ -124,9 +124,11 @@ def match_audio(folder: Path, pattern: str, *, marks: Mapping[str, str] | None =
     for group, what in (marks or {}).items():
         if group not in compiled.groupindex:
             raise ConfigError(Problem("dataset.pattern", f"does not mark the {what} in a file's name", pattern, f"a group (?P<{group}>...)"))
-    matched = {name: found for name in list_audio(folder) if (found := compiled.fullmatch(name))}
+    names = list_audio(folder)
+    matched = {name: found for name in names if (found := compiled.fullmatch(name))}
     if not matched:
-        raise DataError(Problem(str(folder), "the pattern matches no recording there", pattern, expected, "set dataset.root=FOLDER"))
+        hint = f"dataset.pattern has to match all of a name: there is {first_few(names, 2)}" if names else "set dataset.root=FOLDER"
+        raise DataError(Problem(str(folder), "the pattern matches no recording there", pattern, expected, hint))
     return matched
 
 

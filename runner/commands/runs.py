@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from samewise.runner.sweep.listing import Listed
 
+_MOST_SETTINGS = 8
+
 EXAMPLES = """examples:
   samewise runs                                                  all of them, the newest last
   samewise runs --sort valid/accuracy --where state=finished     the best first; --sort=-valid/loss: the lowest first
@@ -125,9 +127,10 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
     from samewise.runner.sweep.tables import print_rows
 
     monitors, others = {one.monitor for one in found}, dict.fromkeys(name for one in found for name in one.also)
+    paths, left_out = _most_telling(list(differing.values()))
     rows = list[dict[str, str]]()
     for one in found:
-        told = {key: _cut(str(value)) for key, value in differing[one.folder].items()} if differing else {"overridden": _overridden(one.label)}
+        told = {key: _cut(str(differing[one.folder][key])) for key in paths} if differing else {"overridden": _overridden(one.label)}
         value = number(one.value) if len(monitors) == 1 or math.isnan(one.value) else f"{one.monitor} {number(one.value)}"
         rows.append(
             {
@@ -144,6 +147,16 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
             }
         )
     print_rows(rows, right=("step", "time", "changed"))
+    if left_out:
+        print(f"{left_out} more of what differs is left out: --json has all of it, `samewise diff RUN RUN` what differs between two", file=sys.stderr)
+
+
+def _most_telling(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:
+    """As many settings as a table can hold, and how many are left out: first those that all runs have, then those nearer to the config's root."""
+    paths = list(differing[0]) if differing else []
+    ranked = sorted(paths, key=lambda path: (any(config[path] == "-" for config in differing), path.count(".")))
+    kept = set(ranked[:_MOST_SETTINGS])
+    return [path for path in paths if path in kept], len(paths) - len(kept)
 
 
 def _overridden(label: str) -> str:

@@ -62,6 +62,10 @@ class Composed:
     place: Path | None = None
     is_saved: bool = False
 
+    def __repr__(self) -> str:
+        """In one line, for a notebook: the whole config is `samewise show`'s."""
+        return f"Composed(name={self.name!r}, label={self.label!r})"
+
     @property
     def name(self) -> str:
         """The experiment's name: `name`, else the choice of `experiment=`, else the recipe's, the model's and the data set's."""

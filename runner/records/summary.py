@@ -49,7 +49,8 @@ def _rows(summary: Mapping[str, Any], folder: RunFolder, uri: str | None) -> lis
         rows.insert(1, (name, f"{final[name]:.4f} {told}" if name in final else told))
     if metrics.get("evaluated"):
         rows.append(("evaluated", metrics["evaluated"]))
-    rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({timings['step_ms']:.1f} ms per step, including evaluation)"))
+    each = f"{timings['step_ms']:.1f} ms per step, including evaluation" if summary["steps"] else "an evaluation"
+    rows.append(("steps", f"{summary['steps']} in {timings['training_s']:.1f} s ({each})"))
     if summary.get("stopped_early"):
         rows.append(("stopped early", summary["stopped_early"]))
     run_root = folder.path.parents[1]

@@ -51,6 +51,8 @@ def _advice(error: Exception, model: Mapping[str, Any]) -> str:
         needs, has = channels.groups()
         other = f"model.in_channels={has}" if "in_channels" in model else f"choose a model for any number (model=resnet18_small), or images of {needs}"
         return f"the model takes {needs} channels, and the data have {has}: {other}"
+    if re.search(r"input to conv1d, but got input of size: \[(\d+, ){3}", said):
+        return "the model takes sequences, and is given images [batch, channels, height, width]: for recordings recipe.dimensions=1 gives it sequences"
     return raised_at(error, anywhere=False) or "--debug shows where"
 
 

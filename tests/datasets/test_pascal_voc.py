@@ -146,6 +146,11 @@ def test_a_misspelt_class_is_asked_about():
         check_labels(5, 4, where="Annotations", names=["GBC", "Platelets", "RBC", "WBC"])
 
 
+def test_a_number_that_no_misspelling_explains_asks_about_none():
+    with pytest.raises(DataError, match=r"hint: set dataset\.num_classes=4"):
+        check_labels(4, 2, where="Annotations", names=["Platelets", "RBC", "WBC"])
+
+
 def test_images_read_smaller_bring_their_boxes_and_are_the_same_from_memory(root: Path):
     files, kept = (PascalVOC(root=str(root), split="train", size=[15, 10], cache=cache) for cache in ("none", "memory"))
     sample = files[0]

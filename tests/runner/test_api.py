@@ -35,6 +35,16 @@ TINY = [
 ]
 
 
+def test_what_a_notebook_shows_of_a_config_is_one_line() -> None:
+    assert repr(sw.compose(*TINY, "seed=1")).startswith("Composed(name='resnet18_digits', label='debug=tiny")
+    assert len(repr(sw.compose(*TINY))) < 200
+
+
+def test_overrides_in_a_list_are_told_how_to_be_given() -> None:
+    with pytest.raises(ConfigError, match=r"samewise\.train\(\*overrides\)"):
+        sw.train(TINY)  # pyright: ignore[reportArgumentType]
+
+
 def state() -> list[Any]:
     """What a user may have set, and the generators."""
     return [

@@ -199,6 +199,12 @@ def test_a_label_without_a_class_is_told_by_the_setting_that_counts_classes() ->
     assert "the label 7" in problem.message
 
 
+def test_sequences_where_images_are_given_are_told_by_the_setting_that_makes_them() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.Conv1d(1, 2, 3)(torch.zeros(2, 1, 1, 8))
+    assert "recipe.dimensions=1" in misfit(caught.value).hint
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("lr", "is_warned_of"), [(1e4, True), (0.01, False)])
 def test_a_trial_whose_loss_rises_without_bound_is_warned_of(lr: float, is_warned_of: bool, samewise: Callable[..., Any], tmp_path: Path) -> None:

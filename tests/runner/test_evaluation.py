@@ -33,6 +33,7 @@ def test_a_run_of_no_steps_evaluates_and_saves_what_the_model_is(samewise, tmp_p
     assert {"valid/loss", "valid/accuracy"} <= summary["metrics"]["final"].keys()
     assert torch.load(folder / "checkpoints/step-00000000/state.pt", weights_only=True)["metrics"] == summary["metrics"]["final"]
     assert "0 steps of 16" in done.stderr
+    assert "ms per step" not in done.stdout
     again = samewise("eval", folder, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["metrics"] == summary["metrics"]["final"]

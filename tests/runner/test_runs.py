@@ -70,6 +70,15 @@ def test_the_configs_differences_are_found(runs) -> None:
     assert found["failed0"] == {"seed": 0, "max_steps": 2, "optimizer.lr": 1e30}
 
 
+def test_a_table_of_unlike_runs_has_the_settings_nearest_to_the_root_and_counts_the_rest(root, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("samewise.runner.commands.runs._MOST_SETTINGS", 2)
+    assert main(["runs", "--diff", "--run-root", str(root)]) == 0
+    shown, told = capsys.readouterr()
+    assert {"seed", "max_steps"} < set(shown.splitlines()[0].split())
+    assert "optimizer.lr" not in shown
+    assert told.startswith("1 more of what differs")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
