@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import samewise_runner_jobs as jobs
+import samewise_runner_promise as promise
 import torch
 
 from samewise.runner.config.compose import compose
@@ -30,7 +31,7 @@ def trained(samewise, run_root: Path, *overrides: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_same_bits_run_again_and_killed_and_resumed_with_workers(samewise, promise, tmp_path):
+def test_the_same_bits_run_again_and_killed_and_resumed_with_workers(samewise, tmp_path):
     reference = trained(samewise, tmp_path / "reference")
     assert promise.trace(reference).count(b"\n") == 13
     again = trained(samewise, tmp_path / "again")
