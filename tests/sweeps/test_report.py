@@ -216,9 +216,9 @@ def test_the_mlflow_ui_shows_the_sweep_in_its_table_its_charts_and_side_by_side(
     page.goto(at["table"] + "&compareRunsMode=CHART")
     page.get_by_placeholder("Search metric charts").fill("^valid/accuracy$")
     page.get_by_text("valid/accuracy", exact=True).first.wait_for()
-    page.locator(".main-svg").first.wait_for()
-    drawn = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].flatMap(one => one.data.map(line => [line.name, [...(line.y || [])]]))")
-    final = {name: round(values[-1], 12) for name, values in drawn if values}
+    lines = "[...document.querySelectorAll('.js-plotly-plot')].flatMap(one => one.data.map(line => [line.name, [...(line.y || [])]]))"
+    page.wait_for_function(f"{lines}.filter(line => line[1].length).length >= {len(told['points'])}")  # they come after their axes
+    final = {name: round(values[-1], 12) for name, values in page.evaluate(lines) if values}
     assert final == {name: round(one["final"]["valid/accuracy"], 12) for name, one in zip(value_of, told["points"], strict=True)}
     keep(page, tmp_path, "sweep_charts")
 
