@@ -76,7 +76,7 @@ def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> R
         seconds = time.perf_counter() - began
     except ValueError as error:
         return Runtime(form.name, str(error))
-    others, why = _weights(form, path, truth.weights)
+    others, why, unread = _weights(form, path, truth.weights)
     try:
         if len(results) != len(truth.outputs):
             raise ValueError(f"gives {len(results)} tensors where the model gives {len(truth.outputs)}")
@@ -85,10 +85,10 @@ def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> R
         first, where = _first(form, path, truth, tolerance)
         return Runtime(form.name, str(error) + where + why, first=first)
     if apart is None and not others:
-        return Runtime(form.name, "the same bits", same=True, sound=True, seconds=seconds)
+        return Runtime(form.name, f"the same bits{unread}", same=True, sound=True, seconds=seconds)
     sound = not others and apart is not None and apart.relative <= tolerance
     first, where = _first(form, path, truth, 0.0 if sound else tolerance)
-    words = str(apart or "the same bits on these inputs") + (where if first or not others else "") + ("" if sound else why)
+    words = str(apart or "the same bits on these inputs") + (where if first or not others else "") + (unread if sound else why)
     return Runtime(form.name, words, same=apart is None, sound=sound, apart=apart, first=first, seconds=seconds)
 
 
@@ -128,14 +128,21 @@ def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> 
     return None, "; each operator by itself gives what is expected, so the runtime differs where it runs several as one" if found else ""
 
 
-def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> tuple[list[str], str]:
-    """Which weights in the file are others than the model's, though nothing may come of it for these inputs; and in words, why results are wrong."""
+def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> tuple[list[str], str, str]:
+    """Which weights in the file are others than the model's, and two times words.
+
+    Returns:
+        Their names, though nothing may come of it for these inputs; why results are wrong; why nobody could look, where the format holds weights by name.
+    """
     try:
         others = form.altered(path, weights)
+    except NotImplementedError as error:
+        return [], f"; its weights cannot be read: {first_line(error)}", ""
     except Exception as error:
-        return [], f"; its weights cannot be read: {first_line(error)}"
+        words = f"; its weights cannot be read: {first_line(error)}"
+        return [], words, words
     words = f"these weights are others than the model's: {some(others)}" if others else "its weights are the model's, so an operator computes otherwise"
-    return others, f"; {words}"
+    return others, f"; {words}", ""
 
 
 def some(names: Sequence[str]) -> str:

@@ -8,18 +8,16 @@ import contextvars
 import json
 import os
 import pickle
-import re
-import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, first_line
+from samewise.runner.processes.lost import TIMEOUT, here, is_lost_connection, lost, places, ranks_in_words
 from samewise.runner.processes.meeting import announce, first_failure, is_all_here, meeting_point, stay_here, wait_for
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import is_rank
@@ -167,14 +165,14 @@ class Processes(Peers):
         return message.numpy().tobytes() if self.rank else said
 
     def explain(self, error: BaseException, *, step: int) -> BaseException:
-        if not _is_lost_connection(error):
+        if not is_lost_connection(error):
             return error
-        if _TIMEOUT.search(str(error)) and not first_failure(self._store):
+        if TIMEOUT.search(str(error)) and not first_failure(self._store):
             return self._waited_in_vain(step)
         culprit = first_failure(self._store, wait_s=2.0)
         if culprit:
             return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
-        return _lost(f"while {self.doing} at step {step}")
+        return lost(f"while {self.doing} at step {step}")
 
     def _waited_in_vain(self, step: int) -> SamewiseError:
         """Every rank that has waited too long leaves word of where; those that leave none are the ones waited for."""
@@ -191,13 +189,13 @@ class Processes(Peers):
         except RuntimeError:  # the process that keeps the store does not answer either
             absent, words = [keys[0]], {self.rank: mine}
         missing = [number for number, key in enumerate(keys) if key in absent]
-        waited = "; ".join(f"{_ranks(numbers)} waited {self._timeout_s:g} s while {word}" for word, numbers in _by_word(words).items())
+        waited = "; ".join(f"{ranks_in_words(numbers)} waited {self._timeout_s:g} s while {word}" for word, numbers in _by_word(words).items())
         hint = "strategy.timeout_s sets how long to wait"
         if missing:
             return TrainingError(
-                Problem(_ranks(missing), f"did not respond: {waited}", hint=f"it hangs, or is slower than the others: look at its log; {hint}")
+                Problem(ranks_in_words(missing), f"did not respond: {waited}", hint=f"it hangs, or is slower than the others: look at its log; {hint}")
             )
-        return TrainingError(Problem(_ranks(list(words)), f"wait for each other: {waited}", hint=hint))
+        return TrainingError(Problem(ranks_in_words(list(words)), f"wait for each other: {waited}", hint=hint))
 
     def abandon(self, error: BaseException) -> None:
         if self._over:
@@ -269,13 +267,6 @@ def _by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
     return found
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    """`rank 0`, or `ranks 0, 1 and 3`."""
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-
-
 def _collective() -> str:
     """What torch's flight recorder has as the last collective that this process began, in brackets; nothing where it records none."""
     with contextlib.suppress(Exception):  # private, and of a form of its own in each version: for a message alone
@@ -285,46 +276,6 @@ def _collective() -> str:
         last = max(entries, key=lambda entry: entry["record_id"])
         return f" ({last['profiling_name']}, the {last['collective_seq_id']}th collective of this process)"
     return ""
-
-
-_CONNECTION = re.compile(r"gloo|pair closure|NCCL|RPC|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|TCPStore|DistStore")
-_places: dict[int, list[str]] = {}
-"""Of each rank that has joined: `_here`, and its process."""
-
-
-def _is_lost_connection(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and not isinstance(error, SamewiseError) and bool(_CONNECTION.search(str(error)))
-
-
-def _lost(when: str) -> PeerFailed:
-    """Names the ranks of this machine whose processes are gone; of another machine's nothing is known here."""
-    end = time.monotonic() + 1.0  # a process that ends closes its connections first
-    while not (gone := [rank for rank, (place, process) in _places.items() if place == _here() and _is_gone(process)]) and time.monotonic() < end:
-        time.sleep(0.05)
-    who = f"{_ranks(gone)}, whose process{'es are' if len(gone) > 1 else ' is'} gone," if gone else "another rank"
-    hint = "run the same command again to resume from the last checkpoint"
-    return PeerFailed(Problem(f"rank {os.environ['RANK']}", f"lost {who} {when}", hint=hint), is_told=False)
-
-
-def _here() -> str:
-    """This machine, and which processes of it can be seen from here: in a container only its own."""
-    seen = os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""
-    return f"{socket.gethostname()}/{seen}"
-
-
-def _is_gone(process: str) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] in "ZX"
-    except OSError:
-        return os.path.exists("/proc/self/stat")  # elsewhere than on Linux nothing is known
-
-
-def explained(error: BaseException) -> BaseException:
-    """The error; a lost connection in words, where no run was there yet to explain it."""
-    return _lost("before the training began") if _is_lost_connection(error) else error
-
-
-_TIMEOUT = re.compile(r"Timed out waiting|timeout caused pair closure|timed out|Watchdog caught collective")
 
 
 def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None = None) -> Peers:
@@ -350,7 +301,7 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
     if is_all_here():
         stay_here()
     store = meeting_point(join_timeout_s, init_method)
-    store.set(f"joined/{rank}", f"{_here()} {os.getpid()}")
+    store.set(f"joined/{rank}", f"{here()} {os.getpid()}")
     expected = [f"joined/{number}" for number in range(size)]
     missing = wait_for(store, expected, join_timeout_s)
     if missing:
@@ -358,7 +309,7 @@ def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: 
         reason = f"rank {numbers} of {size} did not join within {join_timeout_s:g} s"
         hint = "start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT"
         raise ConfigError(Problem("strategy.join_timeout_s", reason, expected=f"ranks 0 to {size - 1}", hint=hint))
-    _places.update({number: store.get(key).decode().split() for number, key in enumerate(expected)})
+    places.update({number: store.get(key).decode().split() for number, key in enumerate(expected)})
     if not dist.is_initialized():
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")  # torch's flight recorder, so that a message can name the collective
         try:

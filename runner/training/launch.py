@@ -143,8 +143,8 @@ def rank(
         check: Raises what is wrong with the config; only rank 0 calls it.
         work: What to do instead of training.
     """
+    from samewise.runner.processes.lost import explained
     from samewise.runner.processes.meeting import announce, linger
-    from samewise.runner.processes.peers import explained
     from samewise.runner.records.summary import print_summary
     from samewise.runner.training.build import build
     from samewise.runner.training.loop import fit

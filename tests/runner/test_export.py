@@ -15,6 +15,8 @@ import torch._inductor
 from samewise_runner_exported import TINY, verified
 
 from samewise.runner.exports.compared import difference
+from samewise.runner.exports.format import Format
+from samewise.runner.exports.runtimes import Truth, tried
 from samewise.runner.records.tensor_file import read_tensors, write_tensors
 
 
@@ -223,6 +225,35 @@ def test_an_export_of_someone_else_runs_only_when_it_is_trusted(samewise: Callab
 
 
 @pytest.mark.slow
+def test_weights_that_cannot_be_looked_at_are_told_where_a_format_has_some_by_name(tmp_path: Path) -> None:
+    """Equal results for these inputs do not say that the weights are the model's."""
+
+    class Silent(Format):
+        name, file = "silent", "model.txt"
+
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def load(self, path: Path) -> Any:
+            return lambda inputs: list(inputs.values())
+
+        def write(self, call: Any, path: Path) -> None:
+            raise AssertionError
+
+        def kinds(self, path: Path) -> list[str]:
+            return []
+
+        def weights(self, path: Path) -> dict[str, torch.Tensor]:
+            raise self.error
+
+    (tmp_path / "model.txt").touch()
+    values = {"x": torch.arange(3.0)}
+    words = [
+        tried(Silent(error), tmp_path / "model.txt", Truth(values, values, {}, {}), 1e-4).words for error in (OSError("cut off"), NotImplementedError("none"))
+    ]
+    assert words == ["the same bits; its weights cannot be read: cut off", "the same bits"]
+
+
 def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..., Any], run: Path, exported: Path, tmp_path: Path) -> None:
     if verified(samewise, exported, 0)["onnx"]["same"]:
         pytest.skip("onnxruntime gives the same bits here")
