@@ -17,7 +17,7 @@ import torchaudio
 from torch import Tensor
 
 from samewise.datasets.parts.file_kinds import another_kind, names_other_files
-from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES, require_new_folder, require_regular
+from samewise.datasets.parts.limits import FILTER, SAMPLE_RATE, SAMPLES, list_below, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, first_few
 
 EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aiff", ".aif", ".au", ".m4a", ".aac")
@@ -138,24 +138,11 @@ def list_audio(folder: str | os.PathLike[str], *, extensions: Sequence[str] = EX
     Raises:
         DataError: the folder does not exist, or it cannot be read, or links lead to one twice.
     """
-    found, waiting, wanted = list[tuple[str, str]](), [""], tuple(extensions)
-    entered = dict[tuple[int, int], str]()
     try:
-        while waiting:
-            below = waiting.pop()
-            require_new_folder(folder, below, entered)
-            with os.scandir(Path(folder) / below) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):  # rubbish of editors and file managers
-                        continue
-                    if entry.name.lower().endswith(wanted):
-                        found.append((below, entry.name))
-                    elif entry.is_dir():
-                        waiting.append(f"{below}{entry.name}/")
+        return list_below(folder, extensions)
     except OSError as error:
         reason = f"the folder of audio files cannot be read: {error.strerror}"
         raise DataError(Problem(os.fspath(folder), reason, hint="set dataset.root=FOLDER")) from None
-    return [below + name for below, name in sorted(found)]
 
 
 def _opened(path: str | os.PathLike[str]) -> soundfile.SoundFile:

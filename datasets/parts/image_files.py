@@ -20,7 +20,7 @@ from samewise.datasets.parts.classes import require_count
 from samewise.datasets.parts.contents import add_files
 from samewise.datasets.parts.decode import read_image
 from samewise.datasets.parts.in_memory import Transform
-from samewise.datasets.parts.limits import require_new_folder
+from samewise.datasets.parts.limits import list_below
 from samewise.runner.errors import ConfigError, DataError, Problem
 from samewise.runner.interfaces import Batch
 
@@ -142,20 +142,7 @@ def list_images(folder: Path, *, extensions: Sequence[str] = EXTENSIONS) -> list
     Raises:
         DataError: links lead to one folder twice.
     """
-    found, entered = list[tuple[str, str]](), dict[tuple[int, int], str]()
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        require_new_folder(folder, below, entered)
-        with os.scandir(folder / below) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):  # rubbish of editors and file managers
-                    continue
-                if entry.name.lower().endswith(tuple(extensions)):
-                    found.append((below, entry.name))
-                elif entry.is_dir():
-                    waiting.append(f"{below}{entry.name}/")
-    return [below + name for below, name in sorted(found)]
+    return list_below(folder, extensions)
 
 
 def class_folders(folder: Path, *, of: str = "images") -> list[str]:

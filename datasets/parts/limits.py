@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,14 +106,34 @@ _KINDS = (
 )
 
 
-def require_new_folder(folder: str | os.PathLike[str], below: str, entered: dict[tuple[int, int], str]) -> None:
-    """Note that a folder is entered, once: thirty folders with two links in each to the next are a billion paths.
+def list_below(folder: str | os.PathLike[str], extensions: Sequence[str]) -> list[str]:
+    """The files below a folder that end in one of the extensions, relative to it with "/" between folders, folder by folder, then by name.
+
+    Links to folders are followed, each folder once: thirty folders with two links in each to the next are a billion paths. Names that begin with "." are
+    the rubbish of editors and file managers.
 
     Raises:
-        DataError: it has been entered by another name.
+        DataError: links lead to a folder twice, and it holds such files.
+        OSError: a folder cannot be read.
     """
-    place = os.stat(os.path.join(folder, below))
-    first = entered.setdefault((place.st_dev, place.st_ino), below)
-    if first != below:
-        reason = f"is the same folder as {os.path.join(folder, first)}: its files would be there twice"
-        raise DataError(Problem(os.path.join(folder, below.rstrip("/")), reason, hint="remove the link that leads there"))
+    found, entered, again, waiting = list[tuple[str, str]](), dict[tuple[int, int], str](), dict[str, str](), [""]
+    while waiting:
+        below = waiting.pop()
+        place = os.stat(os.path.join(folder, below))
+        first = entered.setdefault((place.st_dev, place.st_ino), below)
+        if first != below:
+            again[below] = first
+            continue
+        with os.scandir(os.path.join(folder, below)) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.name.lower().endswith(tuple(extensions)):
+                    found.append((below, entry.name))
+                elif entry.is_dir():
+                    waiting.append(f"{below}{entry.name}/")
+    for below, first in sorted(again.items()):
+        if any(inside.startswith(first) for inside, _ in found):
+            reason = f"is the same folder as {os.path.join(folder, first)}: its files would be there twice"
+            raise DataError(Problem(os.path.join(folder, below.rstrip("/")), reason, hint="remove the link that leads there"))
+    return [below + name for below, name in sorted(found)]

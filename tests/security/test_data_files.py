@@ -327,3 +327,12 @@ def test_links_that_lead_to_a_billion_paths_are_not_followed(listed: Callable[[P
     (tmp_path / "class" / "bomb").symlink_to("../chain/0")
     with pytest.raises(DataError, match="is the same folder as"):
         listed(tmp_path / "class")
+
+
+@pytest.mark.parametrize("listed", [list_images, list_audio])
+def test_a_second_way_to_a_folder_without_data_is_passed_over(listed: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "checkpoints" / "step-2").mkdir(parents=True)
+    (tmp_path / "runs" / "checkpoints" / "last").symlink_to("step-2")
+    for name in ("one.png", "one.wav"):
+        (tmp_path / name).touch()
+    assert len(listed(tmp_path)) == 1
