@@ -36,7 +36,7 @@ from compared import require_in_store, require_kept, results_in
 from struck import LONGEST_S, Command, Wrong, compiled
 
 HERE = Path(__file__).parent
-COMMON = ("debug=tiny", "callbacks=none", "evaluate.pictures=false", "reproducibility.threads=1", "max_steps=6", "evaluate.every_steps=3", "replicas=2")
+COMMON = ("debug=tiny", "callbacks=none", "evaluate.pictures=false", "max_steps=6", "evaluate.every_steps=3", "replicas=2")
 COMMON += ("checkpoint.every_steps=1", "checkpoint.keep_last=99", "tracking.log_system=false", "tracking.send_every_s=0.2", "tracking.flush_timeout_s=20")
 RECIPES = {
     "classification": ("experiment=resnet18_digits", "model.width=4"),
@@ -45,6 +45,11 @@ RECIPES = {
     "vocoder": ("experiment=wavernn_spoken_digits", "max_steps=4"),
     "speech_recognition": ("experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"),
 }
+MIXTURES = (
+    ("reproducibility.threads=1",),
+    ("reproducibility.threads=2", "memory_format=channels_last", "callbacks=[ema]", "clip_norm=1.0"),
+    ("reproducibility.threads=1", "precision=bf16", "accumulate=2", "batch_size=4", "callbacks=[ema]", "loader.drop_last=false"),
+)
 FORMS = {"": 0.8, ", 2 processes": 0.14, ", sweep": 0.06}
 KINDS = {"kill": 10, "kill at a call": 10, "read or write error": 2, "full disk": 2, "clock": 1}
 PLANS = {"none": 0, "read or write error": 1, "full disk": 2, "kill at a call": 3, "clock": 4}
@@ -129,11 +134,12 @@ class Campaign:
         recipe = chance.choice([*RECIPES])
         form: str = chance.choices([*self.forms], [*self.forms.values()])[0]
         recipe = "classification" if form == ", sweep" else recipe
+        settings = (*COMMON, *RECIPES[recipe], *chance.choice(MIXTURES))
         whole_command = ["sweep", "seed=0,1", "launcher.jobs=2"] if form == ", sweep" else ["train"]
-        reference = self.reference((*whole_command, *RECIPES[recipe], *COMMON))
+        reference = self.reference((*whole_command, *settings))
         root = self.home / f"trial-{seed}"
         tracking = chance.choice(["none", "sqlite", "sqlite", "server" if self.server else "none"])
-        given = [*whole_command, *RECIPES[recipe], *COMMON, f"run_root={root}", f"loader.num_workers={chance.choice([0, 0, 1, 2])}"]
+        given = [*whole_command, *settings, f"run_root={root}", f"loader.num_workers={chance.choice([0, 0, 1, 2])}"]
         given += [f"checkpoint.background={chance.choice(['true', 'false'])}", *(["strategy=elastic", "strategy.nproc=2"] if form == ", 2 processes" else [])]
         experiment = f"trial-{self.home.name}-{seed}"
         uri = self.server[0] if tracking == "server" and self.server else f"sqlite:///{root}/mlflow.db"
