@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import shapes, sources
+from samewise.runner.records.files import read_json
+from samewise.runner.secrets import plain_output
+from samewise.runner.sweep.results import current_results
+from samewise.runner.training.determinism import prepare as set_variables
+from samewise.runner.training.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     import pandas
@@ -89,7 +96,6 @@ def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence
     Raises:
         ConfigError: with a problem for every override that is wrong.
     """
-    from samewise.runner.config import project
     from samewise.runner.config.compose import compose
 
     return compose(overrides, project=project.find(packages=packages, configs=config_dirs))
@@ -110,10 +116,6 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
         Interrupted: it was asked to stop, and is saved; call again to resume.
     """
     from samewise.runner.config.check import settings_are_sound
-    from samewise.runner.records import shapes
-    from samewise.runner.records.files import read_json
-    from samewise.runner.secrets import plain_output
-    from samewise.runner.training.determinism import prepare as set_variables
     from samewise.runner.training.prepare import finished, prepare
 
     composed = _composed(experiment, packages, config_dirs)
@@ -123,7 +125,6 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
             if (done := finished(composed)) is not None:
                 return _trained(done, composed, is_new=False)
             set_variables(composed.cfg.reproducibility)
-        from samewise.runner.training.undisturbed import undisturbed
 
         with undisturbed():
             ready = prepare(composed)
@@ -159,9 +160,7 @@ def load(
         ConfigError: there is no such run, or it is not one of yours.
         CheckpointError: it has no such checkpoint.
     """
-    from samewise.runner.config import project, saved
-    from samewise.runner.records import shapes, sources
-    from samewise.runner.records.files import read_json
+    from samewise.runner.config import saved
     from samewise.runner.training.determinism import prepare
 
     folder = saved.find(str(run), run_root=Path(run_root))
@@ -170,7 +169,6 @@ def load(
 
     from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables
     from samewise.runner.training.build import build_predictor
-    from samewise.runner.training.undisturbed import undisturbed
 
     with undisturbed():
         which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)
@@ -201,8 +199,6 @@ def predict(
         ConfigError: with a problem for each file that cannot be read.
     """
     loaded = run if isinstance(run, LoadedRun) else load(run, **how)
-    from samewise.runner.training.undisturbed import undisturbed
-
     with undisturbed():
         predictor, folder = loaded.transforms.predictor, None if output is None else Path(output)
         made = predictor.predict_files(predictor.files([Path(file) for file in files]), folder, threshold=threshold, batch=batch)
@@ -269,10 +265,7 @@ def sweep(
     """
     import pandas
 
-    from samewise.runner.config import project
-    from samewise.runner.secrets import plain_output
     from samewise.runner.sweep import carried_out
-    from samewise.runner.sweep.results import current_results
     from samewise.runner.sweep.tables import as_plain_values
 
     if not overrides:

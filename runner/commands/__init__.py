@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samewise.runner.config import project
+
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.config.project import Project
@@ -43,8 +45,6 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def project_from(args: argparse.Namespace) -> Project:
     """The project around the current folder, with what the arguments add."""
-    from samewise.runner.config import project
-
     return project.find(packages=args.package, configs=args.config_dir)
 
 

@@ -7,7 +7,9 @@ import json
 import tempfile
 from pathlib import Path
 
+from samewise.runner.bundles import archive, signing
 from samewise.runner.commands import add_project, project_from
+from samewise.runner.records.files import require_writable
 
 EXAMPLES = """examples:
   samewise bundle 3f2a --out result.bundle                     config, code, versions, digests of data, trace, result
@@ -32,9 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.bundles import archive, signing
     from samewise.runner.config import saved
-    from samewise.runner.records.files import require_writable
 
     for file in (args.out, *([signing.signature_of(args.out)] if args.sign else [])):
         if file.exists():

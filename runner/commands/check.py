@@ -6,6 +6,9 @@ import argparse
 import json
 
 from samewise.runner.commands import add_overrides, compose_arguments
+from samewise.runner.errors import ConfigError
+from samewise.runner.tracking import address, backends
+from samewise.runner.training import determinism
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +27,6 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.check import problems, settings_are_sound
-    from samewise.runner.errors import ConfigError
-    from samewise.runner.tracking import address, backends
-    from samewise.runner.training import determinism
 
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):

@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Sequence
 
+from samewise.runner.commands import commands
+
 SHELLS = ("bash", "zsh", "fish")
 
 OVERRIDES = ("train", "check", "show")
@@ -57,8 +59,6 @@ def _plugin(shell: str):  # pyright: ignore[reportUnknownParameterType]  (Hydra'
             return [match for match in self._matches(config_name, line) if INERT.fullmatch(match)]
 
         def _matches(self, config_name: str | None, line: str) -> list[str]:
-            from samewise.runner.commands import commands
-
             words = line.split()
             if not words or (len(words) == 1 and not line.endswith(" ")):
                 return [f"{name} " if shell == "fish" else name for name in commands() if name.startswith(words[0] if words else "")]

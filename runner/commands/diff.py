@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.commands import add_trust
+from samewise.runner.commands.sync import address
+from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.records import shapes
+from samewise.runner.records import trust as signatures
+from samewise.runner.records.files import read_json, read_mapping, require_writable, write_atomically
+from samewise.runner.tracking.address import without_password
+from samewise.runner.tracking.sender import prepare_environment
 
 EXAMPLES = """examples:
   samewise diff 3f2a 91bc
@@ -32,7 +40,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
-    from samewise.runner.records.files import require_writable, write_atomically
 
     pair = saved.find(args.first, run_root=args.run_root), saved.find(args.second, run_root=args.run_root)
     if args.html:
@@ -53,8 +60,7 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.records import environment, shapes, sources, trace
-    from samewise.runner.records.files import read_json
+    from samewise.runner.records import environment, sources, trace
 
     head, one = trace.read_trace_of(first)
     other, two = trace.read_trace_of(second)
@@ -77,8 +83,6 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
 
 def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
     """The comparison as a web page."""
-    from html import escape
-
     from samewise.runner.sweep.page import document, table
 
     names = [f"{folder.path.absolute().parent.name}/{folder.path.name}" for folder in (first, second)]
@@ -96,15 +100,8 @@ def _page(first: Any, second: Any, found: dict[str, Any]) -> str:
 
 def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None:
     """Keep the page in MLflow, with each run."""
-    from samewise.runner.commands.sync import address
     from samewise.runner.config import saved
     from samewise.runner.config.tree import plain
-    from samewise.runner.errors import ConfigError, Problem, first_line
-    from samewise.runner.records import shapes
-    from samewise.runner.records import trust as signatures
-    from samewise.runner.records.files import read_mapping
-    from samewise.runner.tracking.address import without_password
-    from samewise.runner.tracking.sender import prepare_environment
 
     prepare_environment()
     for folder, other in ((first, second), (second, first)):

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from samewise.runner.errors import first_line
+from samewise.runner.records.files import try_writing
 
 EXAMPLES = """examples:
   samewise doctor
@@ -129,8 +130,6 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _disk(run_root: Path) -> Iterator[Finding]:
-    from samewise.runner.records.files import try_writing
-
     folder = run_root.absolute()
     while not folder.exists():
         folder = folder.parent

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.commands import add_checkpoint, add_trust
+from samewise.runner.config import project
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.training.determinism import prepare
 
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
@@ -35,7 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
-    from samewise.runner.training.determinism import prepare
 
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, args.overrides, trust=args.trust)
@@ -53,8 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
-    from samewise.runner.config import project
-    from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, require_weights, tell_doubts
     from samewise.runner.training.restored import at_checkpoint
 

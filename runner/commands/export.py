@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_checkpoint, add_trust
+from samewise.runner.commands.sync import address
+from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, require_writable
+from samewise.runner.tracking import progress
+from samewise.runner.tracking.address import in_words, without_password
+from samewise.runner.tracking.sender import prepare_environment
+from samewise.runner.training.determinism import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +70,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
-    from samewise.runner.records.files import require_writable
-    from samewise.runner.training.determinism import prepare
 
     to = [name for name in _kinds(args.to) if name != "safetensors"]
     for option in ("tolerance", "most_lost"):
@@ -100,11 +106,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: list[str]) -> tuple[str, str]:
     """The MLflow store that has the run, and the run's id there."""
-    from samewise.runner.commands.sync import address
     from samewise.runner.config.tree import plain
     from samewise.runner.exports.mlflow_model import SERVED
-    from samewise.runner.tracking import progress
-    from samewise.runner.tracking.address import without_password
 
     option = "--register" if args.register else "--log-model"
     if not set(SERVED).intersection(to):
@@ -119,8 +122,6 @@ def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: 
 
 def _logged(args: argparse.Namespace, place: str, part: str, about: dict[str, Any], uri: str, run_id: str) -> dict[str, str]:
     from samewise.runner.exports.mlflow_model import log
-    from samewise.runner.tracking.address import in_words, without_password
-    from samewise.runner.tracking.sender import prepare_environment
     from samewise.runner.tracking.store import open_client
 
     name = about["experiment"] + (f"-{part}" if part else "")
@@ -148,12 +149,9 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     from omegaconf import OmegaConf
     from torch.utils import _pytree as pytree
 
-    from samewise.runner.config import project
     from samewise.runner.data import streams
     from samewise.runner.exports import quantised as quantising
     from samewise.runner.exports.call import in_form, observe
-    from samewise.runner.records import shapes
-    from samewise.runner.records.files import read_json
     from samewise.runner.training.evaluation import first_batch, models_to_evaluate, require_weights
     from samewise.runner.training.restored import at_checkpoint
 

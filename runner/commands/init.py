@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from samewise.runner.config.project import find
 from samewise.runner.errors import ConfigError, Problem
 
 STARTER = Path(__file__).with_name("starter")
@@ -82,7 +83,6 @@ def make(folder: Path, package: str) -> list[str]:
 def _write_schema(folder: Path) -> None:
     """What .vscode/settings.json and the first lines of the configs lead an editor to."""
     from samewise.runner.config.json_schema import write
-    from samewise.runner.config.project import find
 
     print("  .schema/ (for editors)", flush=True)
     write(find(folder), folder / ".schema")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from samewise.runner.commands import add_project, add_trust, project_from
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import trust
+from samewise.runner.records.files import require_writable
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -39,7 +41,6 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import as_experiment
-    from samewise.runner.records.files import require_writable
 
     project = project_from(args)
     file = _place(args.name, project)
@@ -72,7 +73,6 @@ def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
     from samewise.runner.config import saved
     from samewise.runner.config.catalogue import choices_of
     from samewise.runner.config.compose import compose
-    from samewise.runner.records import trust
 
     if args.source in choices_of("experiment", project=project):
         composed = compose([f"experiment={args.source}", *args.overrides], project=project)

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from samewise.runner import api
 from samewise.runner.commands import add_checkpoint, add_trust
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.files import require_no_link, require_writable
 
 if TYPE_CHECKING:
     from samewise.runner.records.predictions import Form, PredictionFile
@@ -46,10 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner import api
     from samewise.runner.config import saved
-    from samewise.runner.errors import ConfigError, Problem
-    from samewise.runner.records.files import require_no_link, require_writable
 
     files, overrides = _apart(args.files)
     pictures, results = _outputs(args.output, args.format)
@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, list[PredictionFile]]:
     """The folder for pictures, and the files for all predictions."""
-    from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.records.predictions import SUFFIXES, PredictionFile
 
     files = [path for path in given if path.suffix.lower() in SUFFIXES and not path.is_dir()]

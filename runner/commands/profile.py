@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_overrides, compose_arguments
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.processes.this_process import is_rank
+from samewise.runner.records.files import require_writable
+from samewise.runner.records.folder import beside
+from samewise.runner.training import determinism
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -55,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     given = {"json": args.json, "tracking": composed.whole["tracking"], "asked": {"steps": args.steps, "traced": args.traced, "out": ""}}
 
     from samewise.runner.measuring import profile
-    from samewise.runner.processes.this_process import is_rank
     from samewise.runner.training.launch import launch, processes, rank
 
     out = folder_for(args.out, composed)
@@ -85,7 +88,6 @@ def left_if_filled(out: Path) -> Generator[None]:
 def ready(args: argparse.Namespace) -> Composed:
     """The arguments' experiment, checked, and this process prepared to compute it."""
     from samewise.runner.config.check import check, settings_are_sound
-    from samewise.runner.training import determinism
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages, of devices that are not there; read as torch is imported
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -98,9 +100,6 @@ def ready(args: argparse.Namespace) -> Composed:
 
 def folder_for(given: Path | None, composed: Composed) -> Path:
     """Where to write, made and empty."""
-    from samewise.runner.records.files import require_writable
-    from samewise.runner.records.folder import beside
-
     out: Any = given or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(Problem("--out", "is not an empty folder", str(out), hint="nothing is overwritten: take another folder"))

@@ -9,17 +9,19 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samewise.runner.commands import add_project, add_trust, project_from
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import trust
 from samewise.runner.records.files import require_no_link
-
-if TYPE_CHECKING:
-    from samewise.runner.records.sweep_folder import SweepFolder
-    from samewise.runner.sweep.curves import Cost
-    from samewise.runner.sweep.effects import Effect
-    from samewise.runner.sweep.results import PointResult
+from samewise.runner.records.sweep_folder import SweepFolder, find
+from samewise.runner.sweep.curves import Cost, cost
+from samewise.runner.sweep.effects import Effect, effects
+from samewise.runner.sweep.results import PointResult, current_results, rank_settings, spread
+from samewise.runner.tracking.address import in_words
+from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.sender import prepare_environment
 
 EXAMPLES = """examples:
   samewise report resnet18_digits-1a2b3c4d            the table here; the page, CSV and plots in the sweep's folder and in MLflow
@@ -41,13 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.records import trust
-    from samewise.runner.records.sweep_folder import find
     from samewise.runner.sweep.comparison import pages
-    from samewise.runner.sweep.curves import cost
-    from samewise.runner.sweep.effects import effects
     from samewise.runner.sweep.page import page, points_csv, settings_csv
-    from samewise.runner.sweep.results import current_results
 
     folder = find(args.sweep, run_root=args.run_root)
     objectives: Mapping[str, str] | None = folder.facts["sweeper"].get("objectives")
@@ -101,7 +98,6 @@ def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Ef
 def _told(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Mapping[str, Any]) -> dict[str, Any]:
     """Everything in plain values; null for values that are not numbers."""
     from samewise.runner.sweep.comparison import pages
-    from samewise.runner.sweep.results import rank_settings, spread
     from samewise.runner.sweep.tables import as_plain_values
 
     at = pages(folder, found)
@@ -128,14 +124,10 @@ def _numbers(value: Any) -> Any:
 def _log(folder: SweepFolder, written: Sequence[Path]) -> None:
     """Keep the report in MLflow too. It is there in the sweep's folder whatever MLflow does."""
     settings = folder.facts["tracking"]
-    from samewise.runner.tracking.backends import reported_to
-    from samewise.runner.tracking.sender import prepare_environment
-
     if "mlflow" not in reported_to(settings):
         return
 
     prepare_environment()
-    from samewise.runner.tracking.address import in_words
     from samewise.runner.tracking.reports import log_report
 
     try:

@@ -9,14 +9,14 @@ import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from samewise.runner.commands import add_trust
+from samewise.runner.bundles.archive import CODE, FACTS
+from samewise.runner.commands import add_trust, verify
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.records.files import require_writable
-
-if TYPE_CHECKING:
-    from samewise.runner.records.folder import RunFolder
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json, require_writable
+from samewise.runner.records.folder import RunFolder
 
 EXAMPLES = """examples:
   samewise reproduce result.bundle                                  check all parts, say what it is, run nothing
@@ -46,7 +46,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.bundles import archive, data_files, rebuilding, signing
     from samewise.runner.config import saved
-    from samewise.runner.records.folder import RunFolder
 
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
@@ -83,10 +82,6 @@ def _place(out: Path | None) -> Generator[Path]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    from samewise.runner.bundles.archive import FACTS
-    from samewise.runner.records import shapes
-    from samewise.runner.records.files import read_json
-
     shape = {"name": str, "label": str, "steps": int, "level": str, "weights_sha256": shapes.SHA256, "python": str, "packages": [str]}
     facts = read_json(folder / FACTS, shape)
     if facts is None:
@@ -107,15 +102,11 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
 
 def _line(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:
     """For `samewise verify`."""
-    from samewise.runner.bundles.archive import CODE
-
     options = [*(["--steps", str(args.steps)] if args.steps else []), *(["--anyway"] if args.anyway else []), *(["--json"] if args.json else [])]
     return [str(run.path), *args.overrides, "--trust", "--project", str(folder / CODE), *options]
 
 
 def _compared_here(line: list[str], run: RunFolder) -> int:
-    from samewise.runner.commands import verify
-
     parser = argparse.ArgumentParser()
     verify.configure(parser)
     return verify.verified(parser.parse_args(line), run)

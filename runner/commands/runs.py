@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.sweep.results import State
+
 if TYPE_CHECKING:
     from samewise.runner.sweep.listing import Listed
 
@@ -52,7 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config import saved
-    from samewise.runner.errors import ConfigError, Problem
     from samewise.runner.sweep import listing
 
     stored = dict[str, dict[str, Any]]()
@@ -93,8 +95,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _without_good(found: Sequence[Listed]) -> list[Listed]:
     """Those of which nothing came. What has finished, or is running, is deleted by its name only."""
-    from samewise.runner.sweep.results import State
-
     kept = [one for one in found if one.state not in (State.failed, State.interrupted)]
     if kept:
         words = ", ".join(dict.fromkeys(one.state.value for one in kept))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from samewise.runner.commands import add_project, project_from
+from samewise.runner.records.files import require_writable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,6 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.json_schema import write
-    from samewise.runner.records.files import require_writable
 
     project = project_from(args)
     folder = args.out or project.root / ".schema"

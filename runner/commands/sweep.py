@@ -13,14 +13,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samewise.runner.commands import add_overrides, add_trust, project_from
 from samewise.runner.errors import ConfigError, Problem, number_of
+from samewise.runner.launchers.base import Launcher, Standing
+from samewise.runner.records import trust
+from samewise.runner.records.folder import RunFolder, require_root
+from samewise.runner.records.sweep_folder import SweepFolder, below, find
+from samewise.runner.records.trust import is_trusted
+from samewise.runner.sweep.results import PointResult, State, current_results, open_launcher, point_results
+from samewise.runner.tracking.address import without_password
+from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.link import last_trouble
+from samewise.runner.tracking.progress import is_behind
 
 if TYPE_CHECKING:
     from samewise.runner.config.project import Project
-    from samewise.runner.launchers.base import Launcher
-    from samewise.runner.records.sweep_folder import SweepFolder
     from samewise.runner.sweep.carried_out import Ready
-    from samewise.runner.sweep.results import PointResult
 
 EXAMPLES = """examples:
   samewise sweep experiment=resnet18_digits optimizer.lr=0.03,0.1,0.3 'seed=range(5)'
@@ -35,8 +43,6 @@ Running the same command again resumes the same sweep: finished runs are not run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from samewise.runner.commands import add_overrides, add_trust
-
     add_overrides(parser)
     add_trust(parser)
     what = parser.add_mutually_exclusive_group()
@@ -50,9 +56,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.commands import project_from
-    from samewise.runner.records.trust import is_trusted
-
     if args.status and not args.overrides:
         return _all(args)
     if args.status or args.cancel:
@@ -69,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
 def start(args: argparse.Namespace) -> int:
     """Run a sweep, as `samewise sweep` and `samewise train -m` do."""
-    from samewise.runner.commands import project_from
     from samewise.runner.sweep import carried_out
 
     project, wait = project_from(args), getattr(args, "wait", False)
@@ -83,16 +85,12 @@ def start(args: argparse.Namespace) -> int:
 
 
 def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
-    from samewise.runner.records import trust
-
     _ = folder.facts  # read before it is signed
     trust.require(folder.made_by, trust=args.trust, uses=trust.RUNS)
 
 
 def _named(args: argparse.Namespace) -> SweepFolder:
     """The sweep whose id, folder or overrides were given."""
-    from samewise.runner.commands import project_from
-    from samewise.runner.records.sweep_folder import find
     from samewise.runner.sweep.carried_out import opened
 
     if len(args.overrides) == 1 and "=" not in args.overrides[0]:
@@ -124,7 +122,6 @@ def _list(ready: Ready) -> int:
 
 
 def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bool) -> int:
-    from samewise.runner.sweep.results import current_results
     from samewise.runner.sweep.tables import as_plain_values, print_points
 
     found = current_results(folder, project, trusted=trusted)
@@ -136,10 +133,6 @@ def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bo
 
 
 def _all(args: argparse.Namespace) -> int:
-    from samewise.runner.records.folder import require_root
-    from samewise.runner.records.sweep_folder import below
-    from samewise.runner.sweep.results import point_results
-
     require_root(args.run_root)
     lines = list[dict[str, Any]]()
     for folder in below(args.run_root):
@@ -157,8 +150,6 @@ def _all(args: argparse.Namespace) -> int:
 
 
 def _cancel(folder: SweepFolder, project: Project) -> int:
-    from samewise.runner.sweep.results import open_launcher
-
     launcher = open_launcher(folder, project)
     held = folder.holder()
     if held is not None:
@@ -179,15 +170,12 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
 
 def _live(folder: SweepFolder, launcher: Launcher) -> list[int]:
     """The points whose jobs run or wait."""
-    from samewise.runner.launchers.base import Standing
-
     seen = launcher.look([point.number for point in folder.points()])
     return [number for number, one in seen.items() if one.standing is not Standing.gone]
 
 
 def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
     """Say what became of the sweep; 1 where a point failed, or ended again and again without a word."""
-    from samewise.runner.sweep.results import State, current_results
     from samewise.runner.sweep.tables import as_plain_values, print_pages, print_settings
 
     found = current_results(folder, project)
@@ -202,12 +190,6 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
 
 def _tell_what_is_not_sent(folder: SweepFolder, found: Sequence[PointResult]) -> None:
     """One line of the runs that MLflow has not all of: each of them said so in a log of its own."""
-    from samewise.runner.records.folder import RunFolder
-    from samewise.runner.tracking.address import without_password
-    from samewise.runner.tracking.backends import reported_to
-    from samewise.runner.tracking.link import last_trouble
-    from samewise.runner.tracking.progress import is_behind
-
     facts = folder.facts
     runs = [RunFolder(Path(one.point.folder)) for one in found] if "mlflow" in reported_to(facts["tracking"]) else []
     if behind := [run for run in runs if is_behind(run)]:

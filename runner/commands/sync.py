@@ -8,18 +8,20 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseError, number_of
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping
+from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trust import is_trusted, require
+from samewise.runner.tracking import progress
+from samewise.runner.tracking.address import check_uri, in_words, sqlite_file
 from samewise.runner.tracking.backends import TITLES, RunGone, problems, reported_to
 from samewise.runner.tracking.copies import open_backend
-
-if TYPE_CHECKING:
-    from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.link import last_trouble
+from samewise.runner.tracking.sender import prepare_environment
 
 EXAMPLES = """examples:
   samewise sync                                    every run below runs/
@@ -78,8 +80,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send what is missing of each run, one after the other, and say what became of it."""
     from samewise.runner.config import saved
-    from samewise.runner.tracking.address import check_uri
-    from samewise.runner.tracking.sender import prepare_environment
 
     if args.uri is not None:
         check_uri(args.uri, path="--uri")
@@ -127,9 +127,6 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
 
 
 def _copy(folder: RunFolder, backend: str, settings: dict[str, Any], args: argparse.Namespace) -> SyncResult:
-    from samewise.runner.tracking.address import in_words
-    from samewise.runner.tracking.link import last_trouble
-
     name = f"{folder.path.parent.name}/{folder.path.name}"
     try:
         if backend == "mlflow":
@@ -167,9 +164,6 @@ def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], n
 
 def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:
     """The store's absolute URI: an SQLite file is where the trainer had it, whatever the current folder is."""
-    from samewise.runner.tracking import progress
-    from samewise.runner.tracking.address import check_uri, sqlite_file
-
     known = progress.load(folder)
     found = check_uri(uri or _as_before(str(settings["uri"]), [known.store, *known.others]), path="--uri" if uri else "tracking.uri")
     file = sqlite_file(found)
@@ -181,8 +175,6 @@ def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> 
 
 def _require_your_address(folder: RunFolder, settings: dict[str, Any], *, given: bool, trust: bool) -> None:
     """An address that the folder names, other than a file in its run root, is used where the user has made or trusts the folder: tokens are sent with it."""
-    from samewise.runner.tracking.address import sqlite_file
-
     file, elsewhere = sqlite_file(settings["uri"]), "://" in str(settings["artifact_location"])
     inside = file is not None and file.resolve().is_relative_to(_run_root(folder).resolve())
     if given and elsewhere and not is_trusted(folder.config, trust=trust):
@@ -194,8 +186,6 @@ def _require_your_address(folder: RunFolder, settings: dict[str, Any], *, given:
 
 def _as_before(uri: str, stores: list[str]) -> str:
     """The store that the trainer meant by a relative SQLite path; the URI itself where that is not known."""
-    from samewise.runner.tracking.address import sqlite_file
-
     file = sqlite_file(uri)
     if file is None or file.is_absolute():
         return uri

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samewise.runner.commands import add_overrides, add_trust, compose_arguments, project_from
+from samewise.runner.commands.sweep import start
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records import trust
 from samewise.runner.records.summary import print_summary
 
 if TYPE_CHECKING:
@@ -66,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
         if args.fresh:
             hint = "name=OTHER sweeps anew; or train one run at a time with --fresh"
             raise ConfigError(Problem("--fresh", "does not go with a sweep, which goes on with the runs that are there", hint=hint))
-        from samewise.runner.commands.sweep import start
-
         return start(args)
     from samewise.runner.training.prepare import prepare
 
@@ -91,7 +91,6 @@ def _saved(args: argparse.Namespace) -> Composed:
     from omegaconf import OmegaConf
 
     from samewise.runner.config import saved
-    from samewise.runner.records import trust
 
     file: Path = args.config / "config.yaml" if args.config.is_dir() else args.config
     composed = replace(saved.config_in(file, args.overrides), project=project_from(args))

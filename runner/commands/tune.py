@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.commands import add_overrides, compose_arguments, project_from
 from samewise.runner.commands.profile import folder_for, left_if_filled, ready
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.processes.this_process import is_rank
+from samewise.runner.records.files import require_writable
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -60,7 +62,6 @@ def run(args: argparse.Namespace) -> int:
     _require_sound(args)
     composed = ready(args)
 
-    from samewise.runner.processes.this_process import is_rank
     from samewise.runner.training.launch import processes
 
     alone = args.what == "lr"  # its losses are those of one process, however many share the work
@@ -115,8 +116,6 @@ def _require_sound(args: argparse.Namespace) -> None:
     if args.write and os.path.lexists(args.write):
         raise ConfigError(Problem("--write", "is there already", str(args.write), hint="nothing is overwritten: take another name"))
     if args.write:
-        from samewise.runner.records.files import require_writable
-
         require_writable("--write", args.write.parent)
 
 

@@ -21,6 +21,9 @@ from urllib.parse import unquote, urlsplit
 
 from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, TrainingError
+from samewise.runner.records import trust as signatures
+from samewise.runner.records.files import read_text, write_atomically
+from samewise.runner.tracking.address import check_uri, require_there, sqlite_file, without_password
 
 EXAMPLES = """examples:
   samewise ui                                    the store in runs/mlflow.db
@@ -48,7 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from samewise.runner.tracking import front_page
-    from samewise.runner.tracking.address import check_uri, require_there
 
     path = "--uri" if args.uri else "--run-root"
     uri = check_uri(args.uri or f"sqlite:///{args.run_root / 'mlflow.db'}", path=path)
@@ -85,10 +87,6 @@ def _require_places(uri: str, *, trust: bool) -> None:
 
     The store changes with every run, so what is signed, and asked for once, is a list of these places beside it.
     """
-    from samewise.runner.records import trust as signatures
-    from samewise.runner.records.files import read_text, write_atomically
-    from samewise.runner.tracking.address import sqlite_file, without_password
-
     file = sqlite_file(uri)
     if file is None:
         return
@@ -147,8 +145,6 @@ def _port(asked: int | None) -> int:
 
 def _command(uri: str, port: int) -> list[str]:
     """The server's, without the store's address: anyone on the machine may list commands, and it may hold a password."""
-    from samewise.runner.tracking.address import sqlite_file
-
     file = sqlite_file(uri)
     artifacts = ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
     return [sys.executable, "-P", "-m", "mlflow", "server", *artifacts, "--host", _HOST, "--port", str(port), "--workers", "1"]

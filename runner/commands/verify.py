@@ -7,16 +7,22 @@ import json
 import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_trust
+from samewise.runner.config import project as projects
 from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.tracking.journal import read_entries
+from samewise.runner.training.determinism import keep_compiled_code_apart, prepare
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.config.project import Project
-    from samewise.runner.records.folder import RunFolder
     from samewise.runner.records.verify import Comparison, Parting
     from samewise.runner.training.audit import Segment
     from samewise.runner.training.run import Run
@@ -82,10 +88,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _exported(args: argparse.Namespace) -> int:
     """Hold an export's files against its test vectors."""
-    from dataclasses import asdict
-
-    from samewise.runner.training.determinism import keep_compiled_code_apart
-
     keep_compiled_code_apart()
     from samewise.runner.exports.folder import verify
 
@@ -106,7 +108,6 @@ def _exported(args: argparse.Namespace) -> int:
 def verified(args: argparse.Namespace, folder: RunFolder) -> int:
     """Train a run again and print what comes of it; the command's exit code."""
     from samewise.runner.config import saved
-    from samewise.runner.training.determinism import prepare
 
     composed = saved.trusted_config_of(folder, [*args.overrides, *QUIET], trust=args.trust, received=args.run if Path(args.run).is_file() else "")
     prepare(composed.cfg.reproducibility)
@@ -121,15 +122,11 @@ def verified(args: argparse.Namespace, folder: RunFolder) -> int:
 
 def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) -> dict[str, Any]:
     """What is wrong with the record as it lies, and then what a training gives that it does not."""
-    from samewise.runner.config import project as projects
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.records import environment, roots, shapes, sources, verify
-    from samewise.runner.records.files import read_json
-    from samewise.runner.records.folder import RunFolder
+    from samewise.runner.records import environment, roots, sources, verify
     from samewise.runner.records.trace import STAGES
-    from samewise.runner.tracking.journal import read_entries
     from samewise.runner.training.build import build
 
     original = saved.config_of(folder)
@@ -176,8 +173,6 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
 def _other_config(folder: RunFolder, original: Composed) -> Iterator[str]:
     """That config.yaml is not what the run was begun with."""
     from samewise.runner.config.fingerprint import fingerprint_of
-    from samewise.runner.records import shapes
-    from samewise.runner.records.files import read_json
 
     begun = (read_json(folder.sources, shapes.SOURCES) or {}).get("config") or (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("fingerprint")
     if begun and begun != (found := fingerprint_of(original.whole)):
@@ -186,8 +181,6 @@ def _other_config(folder: RunFolder, original: Composed) -> Iterator[str]:
 
 def _trained(again: Run, comparison: Comparison, folder: RunFolder, partings: list[Parting]) -> list[str]:
     """Train all of it again; what came of it, in words."""
-    from samewise.runner.records import shapes
-    from samewise.runner.records.files import read_json
     from samewise.runner.records.verify import Parted
     from samewise.runner.training.loop import fit
 
@@ -205,7 +198,6 @@ def _trained(again: Run, comparison: Comparison, folder: RunFolder, partings: li
 def _closely(folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:
     """The first thing in which a step differs, and why, in words."""
     from samewise.runner.config import saved
-    from samewise.runner.records.folder import RunFolder
     from samewise.runner.training.apart import tell_apart
     from samewise.runner.training.build import build
 

@@ -17,10 +17,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from samewise.runner.config.compose import Composed
 from samewise.runner.data import streams
+from samewise.runner.data.loading import training_keys
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_line
 from samewise.runner.measuring import flame
 from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import Clock, by_part, samples_timed, timed_batches, with_clock
+from samewise.runner.measuring.told import tell
 from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import JournalOnly
@@ -176,8 +178,6 @@ def _measured(run: Run, clock: Clock, *, steps: int, traced: int, out: Path) -> 
 
 def _batch(run: Run, clock: Clock) -> dict[str, float]:
     """Milliseconds that a worker takes for a step's batches, by range: made once here, where that can be seen."""
-    from samewise.runner.data.loading import training_keys
-
     keys = list(training_keys(run.order, run.plan, first_step=0, steps=1, micro_batches=run.strategy.micro_batches))
     with samples_timed(run, clock):
         for key in keys:  # the first time other things are made too
@@ -221,8 +221,6 @@ def _snapshot(device: torch.device, file: Path) -> Generator[None]:
 
 def of_rank(composed: Composed, given: Mapping[str, Any]) -> None:
     """What each rank does of `samewise profile`; the first prints what was found."""
-    from samewise.runner.measuring.told import tell
-
     found = profiled(composed, Scope(**given["asked"]))
     if "files" in found:
         tell(found, given)

@@ -11,6 +11,7 @@ from typing import Any
 from samewise.runner.measuring.ranges import RANGES
 from samewise.runner.tracking.address import in_words
 from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.sender import prepare_environment
 from samewise.runner.training.memory import PARTS
 from samewise.runner.training.memory import in_words as bytes_in_words
 
@@ -78,8 +79,6 @@ def metrics_of(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _log(found: Mapping[str, Any], out: Path, settings: Mapping[str, Any]) -> None:
-    from samewise.runner.tracking.sender import prepare_environment
-
     prepare_environment()
     from samewise.runner.tracking.reports import log_profile
 

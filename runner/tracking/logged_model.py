@@ -23,6 +23,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelOutput
 from mlflow.exceptions import MlflowException
 
+from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
 from samewise.runner.records import trust
 from samewise.runner.records.checkpoint import files_of
@@ -170,7 +171,6 @@ def _example(folder: RunFolder, config: Mapping[str, Any]) -> Any:
         return None
     import pandas
 
-    from samewise.runner.config import project
     from samewise.runner.config.instantiate import instantiate
 
     extensions: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from samewise.runner.config.check.machine import require_few_in_all
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, describe, traced, without_heading
+from samewise.runner.processes.lost import explained
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
 from samewise.runner.records import sources
@@ -143,7 +144,6 @@ def rank(
         check: Raises what is wrong with the config; only rank 0 calls it.
         work: What to do instead of training.
     """
-    from samewise.runner.processes.lost import explained
     from samewise.runner.processes.meeting import announce, linger
     from samewise.runner.records.summary import print_summary
     from samewise.runner.training.build import build

@@ -17,6 +17,8 @@ from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.records.own_code import changes as own_changes
+from samewise.runner.training import determinism
+from samewise.runner.training.launch import launch, processes, rank
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -38,9 +40,6 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
         ConfigError: with all that is wrong.
         PeerFailed: a rank has failed, and said why.
     """
-    from samewise.runner.training import determinism
-    from samewise.runner.training.launch import launch, processes, rank
-
     project = composed.project
     sound = settings_are_sound(composed)
     if sound and not is_rank():

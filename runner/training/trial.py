@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, open_dict
 
@@ -17,12 +16,16 @@ from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, SamewiseError
 from samewise.runner.processes.memory import bounded
+from samewise.runner.processes.peers import pretend
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.strategies.base import Strategy
+from samewise.runner.training.batches import training_batches
+from samewise.runner.training.build import build
+from samewise.runner.training.evaluation import rehearse
+from samewise.runner.training.loop import train_step
+from samewise.runner.training.memory import out_of_memory
 from samewise.runner.training.misfits import misfit, refused_operator
-
-if TYPE_CHECKING:
-    from samewise.runner.strategies.base import Strategy
-    from samewise.runner.training.run import Run
+from samewise.runner.training.run import Run
 
 
 def trial(composed: Composed, project: Project) -> list[str]:
@@ -36,8 +39,6 @@ def trial(composed: Composed, project: Project) -> list[str]:
     Raises:
         ConfigError: something cannot be built or does not fit together.
     """
-    from samewise.runner.processes.peers import pretend
-
     with pretend(0, 1):  # whatever devices this machine has: the config may be meant for another
         strategy, wanted = _asked(composed, project)
         run = _step(composed, project, alone=True) if wanted == 1 or not strategy.pretends else None
@@ -68,8 +69,6 @@ def require_processes(composed: Composed, project: Project) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    from samewise.runner.processes.peers import pretend
-
     with pretend(0, 1):
         strategy, wanted = _asked(composed, project)
     if wanted > 1:
@@ -90,12 +89,6 @@ def _begin(strategy: Strategy, composed: Composed) -> None:
 
 def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     """Take the step; the run, its strategy ended."""
-    from samewise.runner.training.batches import training_batches
-    from samewise.runner.training.build import build
-    from samewise.runner.training.evaluation import rehearse
-    from samewise.runner.training.loop import train_step
-    from samewise.runner.training.memory import out_of_memory
-
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
         run = build(_uncached(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
