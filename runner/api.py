@@ -57,11 +57,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Transforms:
-    """What makes of files and samples what a run's model takes. Call it.
-
-    Args:
-        predictor: The run's.
-    """
+    """What makes of files and samples what a run's model takes. Call it."""
 
     predictor: Predictor = field(repr=False)
 

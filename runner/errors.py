@@ -96,13 +96,7 @@ class TrainingError(SamewiseError):
 
 
 class PeerFailed(SamewiseError):
-    """Another process of the run failed, and this one ended with it.
-
-    Args:
-        problems: What is known of it here.
-        is_told: Whether the other has said why, so that nothing more needs to be said.
-        exit_code: The command's.
-    """
+    """Another process of the run failed, and this one ended with it. `is_told`: the other has said why, so nothing more needs to be said."""
 
     def __init__(self, *problems: Problem | str, is_told: bool = True, exit_code: int = 1) -> None:
         super().__init__(*problems)

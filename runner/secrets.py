@@ -91,11 +91,7 @@ def plain_cell(value: Any) -> Any:
 
 
 class PlainStream:
-    """A stream that gives on what it is told, printable and without secrets.
-
-    Args:
-        raw: Where it goes: standard output or error.
-    """
+    """A stream that gives on what it is told, printable and without secrets."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw

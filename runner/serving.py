@@ -36,11 +36,7 @@ def _load_pyfunc(path: str) -> ServedModel:  # pyright: ignore[reportUnusedFunct
 
 
 class ServedModel:
-    """A model behind an address.
-
-    Args:
-        run: With the weights that it answers with.
-    """
+    """A model behind an address."""
 
     def __init__(self, run: api.LoadedRun) -> None:
         self._run = run

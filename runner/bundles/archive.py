@@ -44,10 +44,6 @@ Part = Path | bytes
 def write(file: Path, parts: Mapping[str, Part]) -> str:
     """Write a bundle; its identity.
 
-    Args:
-        file: The new file.
-        parts: By name, a file's path or the bytes themselves.
-
     Raises:
         ConfigError: the file is there already, or cannot be written.
     """
@@ -109,12 +105,7 @@ def _end(place: int) -> bytes:
 
 @dataclass
 class Contents:
-    """What is in a bundle that was found whole.
-
-    Args:
-        identity: The SHA-256 of its manifest.
-        parts: By name, size and SHA-256.
-    """
+    """What is in a bundle that was found whole."""
 
     identity: str
     parts: Mapping[str, Mapping[str, Any]]

@@ -19,11 +19,7 @@ _LARGE = 1 << 30
 
 
 def listed(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Files]:
-    """For each setting of the data set that names a place on this machine: the files there.
-
-    Args:
-        whole: The config.
-        hashed: Read them for their SHA-256.
+    """For each setting of the data set that names a place on this machine: the files there, read for their SHA-256 where `hashed`.
 
     Raises:
         ConfigError: a file cannot be read.

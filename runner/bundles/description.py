@@ -36,14 +36,7 @@ _ROLES = {
 
 
 def of(facts: Mapping[str, Any], data: Mapping[str, Any], folder: RunFolder, parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Both descriptions by name.
-
-    Args:
-        facts: As in bundle.json.
-        data: As in data.json.
-        folder: The run's.
-        parts: What else the bundle has.
-    """
+    """Both descriptions by name."""
     return {CROISSANT: _croissant(facts, data), CRATE: _crate(facts, _ended(folder), sorted([*parts, CROISSANT]))}
 
 

@@ -60,12 +60,7 @@ def sign(folder: Path, bundle: Path, key: Path) -> Path:
 
 
 def require_signed(folder: Path, file: Path, key: Path) -> None:
-    """Refuse a bundle that was not signed with a key, or was altered since; the part that was altered is named.
-
-    Args:
-        folder: Its parts, each as its manifest has it.
-        file: The signature.
-        key: The public key: PEM.
+    """Refuse an unpacked bundle that was not signed with a public key (PEM), or was altered since; the part that was altered is named.
 
     Raises:
         ConfigError: as it is said.

@@ -57,13 +57,7 @@ def compose_arguments(args: argparse.Namespace, *, strict: bool = True) -> Compo
 
 @dataclass(frozen=True)
 class Command:
-    """One command: how it is configured and run, known without importing it.
-
-    Args:
-        name: As typed.
-        summary: One line, the first of its module's docstring.
-        path: The module's file.
-    """
+    """One command: how it is configured and run, known without importing it. Its summary is the first line of its module's docstring."""
 
     name: str
     summary: str

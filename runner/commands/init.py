@@ -59,10 +59,6 @@ def run(args: argparse.Namespace) -> int:
 def make(folder: Path, package: str) -> list[str]:
     """Write the project, whole or not at all; the names of its files.
 
-    Args:
-        folder: Does not exist, or is empty.
-        package: The name of its package.
-
     Raises:
         OSError: it cannot be written.
     """

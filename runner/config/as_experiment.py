@@ -24,12 +24,7 @@ _REDUCED = ("debug", "debug/sizes")
 
 
 def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
-    """The file's text.
-
-    Args:
-        wanted: What the experiment is to compose to.
-        project: Whose choices there are.
-        head: Lines of comment.
+    """The text of an experiment's file that composes to `wanted`, below a head of comments.
 
     Raises:
         ConfigError: a choice of `wanted` is no longer there.
@@ -46,13 +41,6 @@ def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
 
 def put(text: str, file: Path, wanted: Composed, *, name: str, project: Project) -> None:
     """Make the file of what `write` gave, where there is none, if it composes to what was wanted; else leave none.
-
-    Args:
-        text: The file's.
-        file: `experiment/NAME.yaml` in a folder of configs of the project's.
-        wanted: What it is to compose to.
-        name: For `experiment=NAME`.
-        project: Whose it will be.
 
     Raises:
         ConfigError: it would be another experiment.

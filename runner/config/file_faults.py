@@ -45,14 +45,7 @@ class FileFaults:
         return list(self._found.values())
 
     def without_faults(self, result: ConfigResult, file: Path, name: str, text: str) -> ConfigResult:
-        """What was read of a file, less what is wrong in it.
-
-        Args:
-            result: As Hydra read it.
-            file: The file.
-            name: As Hydra calls it: `experiment/first`.
-            text: What the file holds.
-        """
+        """What was read of a file, less what is wrong in it."""
         lines = lines_of(text)
         group, package = name.rpartition("/")[0], result.header["package"]
         under = group.replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else str(package)

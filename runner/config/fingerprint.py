@@ -82,12 +82,7 @@ def fingerprint_of(whole: dict[str, Any]) -> str:
 
 
 def combined(config: str, code: Mapping[str, Any]) -> str:
-    """An experiment's fingerprint: its config's where that reaches no code of the user's, else of both.
-
-    Args:
-        config: The config's.
-        code: The digests of what the code says, by file.
-    """
+    """An experiment's fingerprint: its config's where that reaches no code of the user's, else of both."""
     text = json.dumps({"config": config, "code": code}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest() if code else config
 

@@ -39,9 +39,6 @@ Members = dict[Any, list[str]]
 def of_project(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
     """The schemas by name: `experiment` (the root, and all else that is `@package _global_`), each group that is a key of the root, and `definitions`.
 
-    Args:
-        project: Whose choices and packages count, beside samewise's.
-
     Returns:
         (schemas, what is wrong with components that the project's own files name: nothing is known of their arguments).
     """

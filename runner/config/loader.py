@@ -83,12 +83,7 @@ def _set_up_hydra() -> None:
 
 
 def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigLoaderImpl:
-    """Hydra's loader over the project's config folders, then samewise's.
-
-    Args:
-        project: Whose folders.
-        faults: Collects what is wrong in their files; None: Hydra raises the first.
-    """
+    """Hydra's loader over the project's config folders, then samewise's. What is wrong in their files is added to `faults`; without, Hydra raises it."""
     _set_up_hydra()
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")

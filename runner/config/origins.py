@@ -24,10 +24,6 @@ _SCHEMA, _OVERRIDE = "runner/config/schema.py", "override "
 def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     """The file or override that each value comes from: the last that sets it, in the order in which Hydra merges them.
 
-    Args:
-        given: The overrides of a `Composed`.
-        project: Its project.
-
     Returns:
         Config path to `configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `runner/config/schema.py:157`, or `override seed=1`.
     """

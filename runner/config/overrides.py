@@ -148,11 +148,6 @@ def has_several_values(text: str) -> bool:
 def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictConfig | None, list[str], list[Problem]]:
     """Find every override that is wrong, by trying them one by one.
 
-    Args:
-        given: The command line's overrides.
-        load: Composes a config from overrides, with Hydra.
-        groups: The choices of each group.
-
     Returns:
         The config that the faultless overrides give (None where a file is at fault even without any), those overrides, and the problems.
     """

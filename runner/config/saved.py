@@ -29,12 +29,6 @@ def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
 def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust: bool, received: str = "") -> Composed:
     """The same, for a command that makes what it names.
 
-    Args:
-        folder: The run's.
-        overrides: As in `config_in`.
-        trust: As in `records.trust.require`; only a config that could be read is signed.
-        received: As there.
-
     Raises:
         ConfigError: as `config_in` and `records.trust.require` do.
     """

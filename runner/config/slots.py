@@ -117,13 +117,7 @@ def place_of(target: str) -> tuple[Kind, str] | None:
 
 
 def takes(path: str, found: Any, own: Sequence[str]) -> bool:
-    """Whether a path takes a class or function as its component.
-
-    Args:
-        path: Of the mapping that names it as its `_target_`.
-        found: What was found under that name.
-        own: The user's packages.
-    """
+    """Whether the mapping at a path takes a class or function as its `_target_`."""
     if isinstance(found, type) and within(found.__module__, own) and not found.__name__.startswith("_") and place_at(path) is None:
         return True  # an argument of whatever class, from a package that is the user's code
     return any(_is(kind, found, own) for kind in kinds_at(path))

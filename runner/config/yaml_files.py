@@ -26,11 +26,6 @@ def require_modest(text: str, name: str, *, interpolations: Interpolations = "al
     """Raise a ConfigError where the text has too many values, is nested too deeply, or has a `${...}` that it may not have.
 
     What is no YAML at all is left to who reads it.
-
-    Args:
-        text: The YAML.
-        name: The file's, for messages.
-        interpolations: Which it may have.
     """
     try:
         _count(_events(text), name, interpolations)

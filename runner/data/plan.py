@@ -10,14 +10,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Plan:
-    """Cuts epochs of `samples` into steps of `batch_size`, and each step evenly into `micro_batches`.
-
-    Args:
-        samples: Indices an epoch has.
-        batch_size: Samples a step sees.
-        micro_batches: `replicas * accumulate`.
-        drop_last: Leave out an epoch's last, smaller batch.
-    """
+    """Cuts epochs of `samples` into steps of `batch_size`, and each step evenly into `micro_batches`; `drop_last` leaves out an epoch's last, smaller batch."""
 
     samples: int
     batch_size: int

@@ -41,15 +41,7 @@ class Before:
 
 
 class Function(nn.Module):
-    """The model from tensors to tensors, whatever lists and dicts its own call takes and gives.
-
-    Args:
-        model: In eval mode.
-        args: Of the call, tensors in lists and dicts.
-        kwargs: Likewise, by name.
-        before: What goes into it as well; None: nothing.
-        call: A recipe's own way to call it, by these tensors (`Form.call`).
-    """
+    """The model in eval mode from tensors to tensors, whatever lists and dicts its own call (or the recipe's, `Form.call`) takes and gives."""
 
     def __init__(
         self,

@@ -25,11 +25,7 @@ _SHOWN: Final = 100
 
 
 def card(said: Mapping[str, Any]) -> str:
-    """The page, as Markdown.
-
-    Args:
-        said: What export.json says.
-    """
+    """The page, as Markdown."""
     return "\n".join(_lines(said)) + "\n"
 
 

@@ -37,11 +37,7 @@ class Client(ABC):
 
     @abstractmethod
     def command(self, folder: Path) -> list[str] | str:
-        """The command, to which the export's folder is added; or what is missing, in words.
-
-        Args:
-            folder: Of this client.
-        """
+        """The command, to which the export's folder is added; or what is missing, in words."""
 
 
 class Cpp(Client):
@@ -85,12 +81,6 @@ CLIENTS: Final[tuple[Client, ...]] = (Cpp(), Node(), Java())
 
 def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> list[Difference] | str:
     """Run an export's vectors in a client.
-
-    Args:
-        client: One of `CLIENTS`.
-        folder: Of all clients.
-        export: The export's folder.
-        outputs: The names of what the model gives.
 
     Returns:
         Where it differs from what is expected, one for each output that does; or why it was not run, in words.

@@ -25,14 +25,6 @@ _PACKAGES: Final = ("mlflow", "onnx", "onnxruntime")
 def log(client: MlflowClient, export: Path, name: str, *, step: int, run_id: str, register: str | None = None) -> dict[str, str]:
     """Log an export with the MLflow run that it was made of.
 
-    Args:
-        client: Of the store that has the run.
-        export: The export's folder.
-        name: The model's; the format is added to it.
-        step: The optimizer steps that its weights have.
-        run_id: The MLflow run's.
-        register: Make it the next version of the registered model of this name, too.
-
     Returns:
         `model`, the logged model's id; with `register`, `registered` and `version`.
 
@@ -49,15 +41,7 @@ def log(client: MlflowClient, export: Path, name: str, *, step: int, run_id: str
 
 
 def write(path: Path, *, export: Path, form: str, model_id: str | None = None, run_id: str | None = None) -> None:
-    """An MLflow model: the export's folder, with MLmodel, requirements and an example of an input in it; `samewise verify` runs its vectors still.
-
-    Args:
-        path: A folder to be made.
-        export: The export's.
-        form: The format that is served, one of `SERVED`.
-        model_id: The logged model's.
-        run_id: The MLflow run's.
-    """
+    """An MLflow model: the export's folder, with MLmodel, requirements and an example of an input in it; `samewise verify` runs its vectors still."""
     import onnx
     from mlflow import pyfunc
     from mlflow.models import Model, ModelSignature

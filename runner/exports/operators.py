@@ -60,12 +60,7 @@ class _Listener(fx.Interpreter):
 
 
 def of_program(program: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Operator]:
-    """Each operator of a program, in the order in which torch runs them, on the CPU.
-
-    Args:
-        program: As torch.export gives it.
-        inputs: Of the call.
-    """
+    """Each operator of a program, in the order in which torch runs them, on the CPU."""
     listener = _Listener(program)
     with torch.no_grad():
         listener.run(*(tensor.clone() for tensor in inputs))

@@ -27,15 +27,7 @@ _AT_ONCE: Final = 8
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One metric with a model and with what it was quantised to.
-
-    Args:
-        metric: Its name.
-        exact: With the model, in float32.
-        quantised: With the other.
-        lost: By how much it is worse, as a share of `exact`; below 0: it is better.
-        samples: How many it was measured on.
-    """
+    """One metric with a model and with what it was quantised to, and by how much that is worse, as a share (below 0: better)."""
 
     metric: str
     exact: float
@@ -63,14 +55,7 @@ def _fitting(call: Call, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: float) -> Accuracy:
-    """The metric that chooses the run's checkpoints, with a model and with a runtime in its place.
-
-    Args:
-        run: With a validation split.
-        model: The whole of it.
-        call: How its recipe calls it, or a part of it.
-        runtime: Takes the place of that.
-        most: The largest share of the metric that may be lost.
+    """The metric that chooses the run's checkpoints, with a model and with a runtime in place of `call`, the whole of it or a part.
 
     Raises:
         ConfigError: more is lost; or the recipe measures the model in another way than by this call.

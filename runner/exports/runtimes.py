@@ -42,14 +42,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Truth:
-    """What a runtime is held against.
-
-    Args:
-        inputs: By name, in the order of the call.
-        outputs: What the model gives for them, likewise.
-        weights: The model's.
-        operators: Numbers of each operator, as `FORMAT/NAME`.
-    """
+    """What a runtime is held against: inputs in the order of the call, the model's outputs for them, its weights, numbers of each operator."""
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
@@ -58,14 +51,7 @@ class Truth:
 
 
 def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> Runtime:
-    """Run a file in Python.
-
-    Args:
-        form: Its format.
-        path: Of the file.
-        truth: What it is held against.
-        tolerance: The largest relative error that is sound.
-    """
+    """Run a file in Python."""
     if not path.exists():
         return Runtime(form.name, f"{path.name} is missing")
     if lacks := form.lacks("run"):
@@ -93,15 +79,7 @@ def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> R
 
 
 def tried_in(client: clients.Client, examples: Path, export: Path, outputs: Mapping[str, Tensor], tolerance: float) -> Runtime:
-    """Run an export in another language.
-
-    Args:
-        client: The program.
-        examples: The folder of all clients.
-        export: The export's folder.
-        outputs: What the model gives.
-        tolerance: The largest relative error that is sound.
-    """
+    """Run an export in another language."""
     try:
         found = clients.run(client, examples, export, list(outputs))
     except ValueError as error:

@@ -78,18 +78,7 @@ class Template:
     pod: Mapping[str, Any]
 
     def job(self, file: Path, *, name: str, sweep: str, count: int, cpus: int, gpus: int, variables: Mapping[str, str], cwd: Path) -> dict[str, Any]:
-        """A Job.
-
-        Args:
-            file: The submission that its pods read.
-            name: The Job's.
-            sweep: The sweep's id.
-            count: How many runs it has.
-            cpus: Of each.
-            gpus: Of each.
-            variables: The pods' environment.
-            cwd: Where they run.
-        """
+        """A Job of `count` runs, each with so many CPUs and GPUs; its pods read the submission in `file`."""
         about = {
             "labels": {"app.kubernetes.io/name": "samewise", "samewise/sweep": label(sweep)},
             "annotations": {"samewise/sweep": sweep, "samewise/submission": str(file)},

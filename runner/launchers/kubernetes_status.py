@@ -18,11 +18,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 @dataclass(frozen=True)
 class Cluster:
-    """The one that kubectl is set up for.
-
-    Args:
-        namespace: None: kubectl's own.
-    """
+    """The one that kubectl is set up for; with no namespace kubectl's own."""
 
     namespace: str | None
 
@@ -60,13 +56,7 @@ class Cluster:
 
 
 def read_job(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], count: int) -> dict[int, Seen]:
-    """Where each index stands.
-
-    Args:
-        job: A Job of batch/v1, with its status.
-        pods: Its Pods.
-        count: How many indices it has.
-    """
+    """Where each of a Job's indices stands, by its status and its Pods."""
     status = job.get("status", {})
     done, failed = set(_indices(status.get("completedIndexes"))), set(_indices(status.get("failedIndexes")))
     ended = [one for one in status.get("conditions") or () if one["type"] in ("Complete", "Failed") and one["status"] == "True"]

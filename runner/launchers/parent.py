@@ -43,12 +43,7 @@ _PRELOAD = (
 
 
 class JobParent:
-    """Such a process, seen from the launcher.
-
-    Args:
-        variables: Set in it before torch is imported.
-        log: Where it says what goes wrong in itself.
-    """
+    """Such a process, seen from the launcher. `variables` are set in it before torch is imported; in `log` it says what goes wrong in itself."""
 
     def __init__(self, variables: Mapping[str, str], *, log: Path) -> None:
         with open(log, "ab") as stderr:

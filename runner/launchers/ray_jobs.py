@@ -28,12 +28,7 @@ class Away(Exception):
 
 
 class Refused(Exception):
-    """The server has refused a request.
-
-    Args:
-        code: HTTP's.
-        said: Its last line.
-    """
+    """The server has refused a request, with HTTP's code and the last line of what it says."""
 
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"{said} (HTTP status {code})")
@@ -41,11 +36,7 @@ class Refused(Exception):
 
 
 class Server:
-    """The server of a cluster's dashboard.
-
-    Args:
-        address: http://HOST:PORT.
-    """
+    """The server of a cluster's dashboard, at http://HOST:PORT."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")

@@ -52,13 +52,7 @@ def snapshot(sweep: SweepFolder) -> Path:
 
 
 def collected(packages: Sequence[str], configs: Sequence[Path], reached: Iterable[str]) -> list[tuple[Path, Path]]:
-    """The files of which such a copy is made, each with its place in it.
-
-    Args:
-        packages: The user's own.
-        configs: Config folders, the first searched first.
-        reached: Names of other files that belong to it.
-    """
+    """The files of which such a copy is made, each with its place in it."""
     import samewise
 
     folders = {"samewise": Path(samewise.__path__[0])}

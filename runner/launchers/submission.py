@@ -28,13 +28,7 @@ PATIENCE_S = 60
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job as it was submitted.
-
-    Args:
-        file: Of the submission.
-        index: In it.
-        given: What the file holds.
-    """
+    """A job as it was submitted."""
 
     file: Path
     index: int

@@ -95,10 +95,6 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
 def suggest(tried: list[Size], *, samples: int) -> dict[str, Any]:
     """What sizes that were tried say.
 
-    Args:
-        tried: What `find` gave.
-        samples: Of the training split.
-
     Returns:
         `batch_size`, the smallest that is as fast per sample as the fastest; `reason`; `fastest`; `largest`, the largest that fits; `samples_per_s`;
         `is_largest`, whether a larger one was found not to fit; `tried`.

@@ -21,15 +21,7 @@ _SLACK = 1.0
 
 @dataclass
 class Frame:
-    """Something that was called, all its calls from one place together.
-
-    Args:
-        name: As the profiler has it.
-        kind: The profiler's category.
-        us: Microseconds, of what it called too.
-        calls: How often.
-        inner: What it called, by name.
-    """
+    """Something that was called, all its calls from one place together: for `us` microseconds, what it called too included."""
 
     name: str
     kind: str

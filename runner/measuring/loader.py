@@ -15,14 +15,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class Loading:
-    """Settings of the loader, and what a step took with them.
-
-    Args:
-        num_workers: As `loader.num_workers`.
-        prefetch_factor: As `loader.prefetch_factor`.
-        pin_memory: As `loader.pin_memory`.
-        ms: Milliseconds of a step, the fastest round's mean.
-    """
+    """Settings of the loader, and the milliseconds of a step with them, as the mean of the faster round."""
 
     num_workers: int
     prefetch_factor: int

@@ -39,13 +39,7 @@ _WARM = 2
 
 @dataclass(frozen=True)
 class Scope:
-    """What is to be measured.
-
-    Args:
-        steps: Steps whose time is measured.
-        traced: Further steps that torch's profiler watches, which makes them slow.
-        out: The folder of the profile.
-    """
+    """What is to be measured: the time of `steps`, and then `traced` more that torch's profiler watches, which makes them slow."""
 
     steps: int
     traced: int

@@ -96,13 +96,7 @@ class Clock:
 
 
 class _Timed:
-    """An object, some methods of which are counted to a range.
-
-    Args:
-        inner: The object.
-        clock: Counts.
-        ranges: By method.
-    """
+    """An object, some methods of which are counted to a range."""
 
     def __init__(self, inner: Any, clock: Clock, **ranges: str) -> None:
         self._inner = inner

@@ -17,12 +17,7 @@ from samewise.runner.training.memory import in_words as bytes_in_words
 
 
 def tell(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Print a profile, and log it where tracking is on.
-
-    Args:
-        found: What `profiled` gave.
-        given: `json`, whether to print JSON; the folder under `asked`; `tracking`, the config's.
-    """
+    """Print a profile, as JSON if `given["json"]`, and log it where tracking (`given["tracking"]`) is on."""
     out = Path(given["asked"]["out"])
     if given["json"]:
         print(json.dumps({**found, "folder": str(out)}, indent=2))

@@ -60,12 +60,7 @@ class Trial:
         self._state = copy_to_cpu(state_of(run))
 
     def steps(self, count: int, **others: Any) -> Iterator[tuple[Outcome, float]]:
-        """Take steps, and give what each came to and the seconds that it took, with the waiting for its batch.
-
-        Args:
-            count: How many.
-            others: What of the run's parts is replaced.
-        """
+        """Take steps, with `others` of the run's parts replaced; what each came to and the seconds that it took, with the waiting for its batch."""
         restore(self._run, copy_to_cpu(self._state))
         run = replace(self._run, total_steps=count, progress=Progress(), **others)
         with streams.preserve_generators():

@@ -42,13 +42,7 @@ SETTINGS: Final = ("rules", "weights", "sha256", "into", "strict", "exclude", "p
 @final
 @dataclass(frozen=True)
 class Initialised:
-    """What was done, for the record.
-
-    Args:
-        rules: How many parameters each rule set.
-        loaded: What came from a file.
-        frozen: The names of the parameters that `frozen` froze.
-    """
+    """What was done, for the record: how many parameters each rule set, what came from a file, what `frozen` froze."""
 
     rules: Mapping[str, int]
     loaded: Loaded

@@ -58,12 +58,7 @@ def named_parameters(model: nn.Module, prefixes: Sequence[str] = ()) -> list[Nam
 
 
 def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Named]:
-    """The parameters that `pattern`, or any of several, means.
-
-    Args:
-        pattern: A pattern or a list of them.
-        parameters: To choose from, in the model's order.
-        path: The pattern's place in the config.
+    """The parameters that `pattern`, or any of several, means, in the order given; `path` is its place in the config.
 
     Raises:
         ConfigError: a pattern is malformed, or means no parameter at all.

@@ -17,12 +17,9 @@ from samewise.runner.optim.matching import matching, named_parameters
 
 @final
 class LowRank(nn.Module):
-    """A weight and what is learned of it, a product of two small matrices, at first zero (E. Hu et al.: LoRA, arXiv 2106.09685; initialised as its code).
+    """A weight, float[out, ...] (further dimensions count as one), and what is learned of it, a product of two small matrices, at first zero.
 
-    Args:
-        weight: float[out, ...]; all further dimensions count as one.
-        rank: Of the product.
-        scale: What the product is multiplied by.
+    E. Hu et al.: LoRA, arXiv 2106.09685; initialised as its code.
     """
 
     def __init__(self, weight: Tensor, *, rank: int, scale: float) -> None:

@@ -37,11 +37,6 @@ class Waiting:
 def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int) -> list[Waiting]:
     """What the rules with `frozen_until: EPOCHS` or `unfreeze_every: EPOCHS` keep waiting, the next to be trained first.
 
-    Args:
-        model: What the rules freeze is frozen.
-        rules: The config's `param_groups`.
-        steps_per_epoch: Of the training.
-
     Raises:
         ConfigError: a rule is malformed, or nothing is trained at the beginning.
     """
@@ -59,14 +54,7 @@ def _waiting(model: nn.Module, named: Sequence[Named], until: int) -> Waiting:
 
 
 def cautions(rules: Mapping[str, Any], later: Sequence[Waiting] = (), *, steps_per_epoch: int, total_steps: int) -> list[Problem]:
-    """What waits for an epoch that does not come.
-
-    Args:
-        rules: The config's `param_groups`.
-        later: What waits.
-        steps_per_epoch: Of the training.
-        total_steps: Of the training.
-    """
+    """What waits for an epoch that does not come."""
     words, hint = "training ends before, and never trains what waits for it", "a smaller number here, a larger max_epochs, or frozen: true"
     last = {"frozen_until": 0, "unfreeze_every": max((one.until for one in later), default=0)}
     found = [(name, key, rule[key], max(last[key], rule[key] * steps_per_epoch)) for name, key, rule in _that_wait(rules)]

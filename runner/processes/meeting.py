@@ -102,11 +102,7 @@ def stay_here() -> None:
 
 
 def store_on_this_machine(port: int, timeout_s: float) -> Any:
-    """A store that takes connections from this machine alone: torch's own would from any.
-
-    Args:
-        port: Where; 0: any that is free.
-        timeout_s: Of its operations.
+    """A store that takes connections from this machine alone: torch's own would from any. At port 0 it takes any that is free.
 
     Raises:
         OSError: another program uses the port.

@@ -94,14 +94,7 @@ class Alone(Peers):
 
 
 class Processes(Peers):
-    """The ranks of a torch.distributed process group.
-
-    Args:
-        store: Where they met.
-        rank: This one's number.
-        size: How many there are.
-        timeout_s: Seconds that a collective may take.
-    """
+    """The ranks of a torch.distributed process group, which have met at a store."""
 
     ROOM = 1024
     """Bytes of a rank's message that go out in one collective; longer ones take a second."""

@@ -96,13 +96,7 @@ _MAY_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO", "NV
 
 
 def expectation(first: Mapping[str, Any], second: Mapping[str, Any], differing: Sequence[str]) -> str:
-    """Whether the bits of two environments can be expected to agree, in a sentence.
-
-    Args:
-        first: The recorded one.
-        second: That of this process.
-        differing: Their `differences`.
-    """
+    """Whether the bits of the recorded environment and of this one can be expected to agree, in a sentence."""
     if differing:
         return f"other bits are to be expected: {'; '.join(differing)}"
     one, two = first.get("variables", {}), second.get("variables", {})

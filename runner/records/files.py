@@ -158,11 +158,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_json(path: Path, shape: Any = object) -> Any:
-    """The value in a file, None where there is no file. An empty file is not a missing one.
-
-    Args:
-        path: The file.
-        shape: What the value must be, as in `shapes`.
+    """The value in a file, of a shape as in `shapes`; None where there is no file. An empty file is not a missing one.
 
     Raises:
         DamagedFile: it is not JSON, or of another shape.

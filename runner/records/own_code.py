@@ -35,11 +35,7 @@ def state(record: Iterable[str]) -> str:
 
 
 def changes(environment: Mapping[str, Any]) -> list[str]:
-    """What is other now in the code of samewise that a run computed with: a sentence, or nothing.
-
-    Args:
-        environment: The run's record.
-    """
+    """What is other now in the code of samewise that a run computed with: a sentence, or nothing."""
     before: Mapping[str, str] = environment.get("code", {})
     if not before or environment.get("code_state") == state(before):
         return []

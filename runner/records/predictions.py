@@ -17,11 +17,7 @@ SUFFIXES: dict[str, Form] = {".json": "json", ".csv": "csv"}
 
 
 class PredictionFile:
-    """What is written at the end, whole or not at all. It keeps plain values only, so many predictions fit.
-
-    Args:
-        path: Ends in .json or .csv.
-        form: None: by the ending.
+    """What is written at the end, whole or not at all, to a file that ends in .json or .csv. It keeps plain values only, so many predictions fit.
 
     Raises:
         ConfigError: the form does not go with the ending, or the file cannot be written there.

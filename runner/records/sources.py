@@ -109,9 +109,6 @@ def files_in(record: Path) -> Files:
 def list_changes(record: Path) -> list[str]:
     """What is other now in the code that was recorded, as sentences.
 
-    Args:
-        record: A `sources.json`.
-
     Raises:
         ConfigError: it is damaged.
     """
@@ -141,12 +138,7 @@ def warn_of_changes(record: Path) -> None:
 
 
 def earlier(folder: Path, config: str) -> Path | None:
-    """The folder, beside this one, of the latest run of the same config and other code; None if there is none.
-
-    Args:
-        folder: Of the run that is to begin.
-        config: The fingerprint of its config alone.
-    """
+    """The folder, beside this one, of the latest run of the same config and other code; None if there is none."""
     beside = [path for path in folder.parent.glob("*/sources.json") if path.parent != folder and config_in(path) == config]
     if beside:
         return max(beside, key=lambda path: path.stat().st_mtime).parent

@@ -16,10 +16,7 @@ _HOW = ("fused", "foreach", "differentiable", "capturable")
 def state_differences(there: Mapping[str, Any], here: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     """What differs between two states: (what it is, its values in words, empty for a tensor). Times and what only one side's callbacks keep are left out.
 
-    Args:
-        there: The recorded one.
-        here: The other.
-        names: For each optimizer, the parameters that its state has numbers for.
+    `names`: for each optimizer, the parameters that its state has numbers for.
     """
     found = list(_differing(there["model"], here["model"], "weights"))
     for name, one in there["optimizers"].items():

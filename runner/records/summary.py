@@ -13,15 +13,7 @@ from samewise.runner.records.folder import RunFolder
 
 
 def print_summary(summary: Mapping[str, Any], folder: RunFolder, *, uri: str | None, as_json: bool = False, fresh: bool = True) -> None:
-    """The run's result on standard output.
-
-    Args:
-        summary: As in summary.json.
-        folder: The run's.
-        uri: The tracking URI, for the command that opens the UI; None: tracking is off.
-        as_json: One JSON object instead of a table.
-        fresh: Whether it was trained just now.
-    """
+    """The run's result on standard output, as a table or one JSON object; `uri` is for the command that opens the UI (None: tracking is off)."""
     if as_json:
         print(json.dumps({**summary, "folder": str(folder.path)}))
         return

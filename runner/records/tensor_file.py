@@ -49,12 +49,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
-    """Write tensors, each with its numbers in row-major order: the same tensors give the same bytes.
-
-    Args:
-        path: Of the file.
-        tensors: By name.
-        about: Goes into the header as `__metadata__`.
+    """Write tensors, each with its numbers in row-major order: the same tensors give the same bytes. `about` goes into the header as `__metadata__`.
 
     Raises:
         ValueError: the format has no word for the dtype of one.

@@ -27,11 +27,7 @@ _KEY_DIGITS = 64
 
 
 def sign(file: Path, text: str | None = None) -> bool:
-    """Remember that this user has made a run's config.yaml or a sweep's sweep.json, or trusts who has.
-
-    Args:
-        file: The file.
-        text: What is about to be written there; None: it is there already.
+    """Remember that this user has made a run's config.yaml or a sweep's sweep.json, or trusts who has; with the text that is about to be written there.
 
     Returns:
         Whether it could be: without a home that can be written, nothing is signed.

@@ -140,12 +140,7 @@ def _unbound(head: Mapping[str, Any], lines: Mapping[int, Mapping[str, Any]], ke
 
 
 def metric_partings(folder: RunFolder, logged: Mapping[tuple[int, str], float]) -> list[Parting]:
-    """Where the metrics in the run's summary and checkpoints are not those that it logged.
-
-    Args:
-        folder: The run's.
-        logged: Its journal, by step and name.
-    """
+    """Where the metrics in the run's summary and checkpoints are not those that it logged."""
     summary = read_json(folder.summary, shapes.SUMMARY) or {}
     told = [(kept.path.name, kept.step, kept.metrics or {}) for kept in checkpoint.list_checkpoints(folder.checkpoints)]
     if summary:

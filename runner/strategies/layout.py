@@ -16,11 +16,7 @@ from samewise.runner.records.digest import begin
 
 
 class Layout:
-    """Each process holds all of them: what most strategies do. One that divides them has a layout of its own.
-
-    Args:
-        peers: The run's processes.
-    """
+    """Each process holds all of them: what most strategies do. One that divides them has a layout of its own."""
 
     shards = 1
     """Into how many parts the parameters are cut, each process holding one."""

@@ -140,11 +140,6 @@ class Mine(nn.Module):
     Torch passes contiguous tensors only. Kernels may add in another order where a tensor lies otherwise (channels_last), so what a stage takes, and the
     gradient of what it gives, get the strides that they would have in one process. The next stage alone knows those of the gradient: they come as the
     gradient of a small tensor that goes with each activation.
-
-    Args:
-        stage: The stage.
-        first: Whether none comes before it.
-        last: Whether none follows it.
     """
 
     def __init__(self, stage: nn.Module, *, first: bool, last: bool) -> None:

@@ -66,11 +66,7 @@ class Ranks:
         return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
 
     def count_processes(self, device: str, *, otherwise: int) -> int:
-        """How many processes `samewise train` is to start on this machine.
-
-        Args:
-            device: auto, cpu or cuda.
-            otherwise: What `nproc=null` means.
+        """How many processes `samewise train` is to start on this machine; with `nproc=null`, `otherwise` says.
 
         Raises:
             ConfigError: there are not devices enough, or others were started than the config says.

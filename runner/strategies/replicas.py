@@ -62,11 +62,6 @@ class TreeExchange(Exchange):
 
     Each rank receives its shard of every rank's sum (all-to-all), adds them in the tree's order, and the shards' sums are gathered: the traffic of
     a ring all-reduce, in a fixed order. A bucket is gathered when the next one is started, so that the network is busy during the backward pass.
-
-    Args:
-        peers: The ranks.
-        parts: The replicas of each rank.
-        overlap: Start while the backward pass is running.
     """
 
     def __init__(self, peers: Processes, parts: Sequence[range], *, overlap: bool) -> None:
@@ -152,15 +147,7 @@ class OneReplica(Carried):
 
 @final
 class Replicas(Carried):
-    """Some of the run's replicas, in this process.
-
-    Args:
-        model: Theirs, one for all.
-        carried: Their numbers, a subtree.
-        accumulate: Micro-batches of each.
-        exchange: With the processes that carry the others.
-        bucket_mb: MiB of gradients that are exchanged at a time.
-    """
+    """Some of the run's replicas, a subtree of them, in this process; their gradients are exchanged in buckets of `bucket_mb` MiB."""
 
     def __init__(self, model: nn.Module, carried: range, *, accumulate: int, exchange: Exchange, bucket_mb: float) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -120,13 +120,7 @@ class Served(nn.Module):
 
 @final
 class Driver(nn.Module):
-    """The whole model, the first stage here and the others called where they are, one after the other, each with the caller's generators.
-
-    Args:
-        first: The stage of this process.
-        others: The remote modules of the others, in order.
-        device: This process's.
-    """
+    """The whole model, the first stage here and the others called where they are, in order, each with the caller's generators."""
 
     def __init__(self, first: nn.Module, others: Sequence[RemoteModule], device: torch.device) -> None:
         super().__init__()

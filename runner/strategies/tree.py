@@ -63,12 +63,7 @@ class Flat:
 
 @final
 class Bucket:
-    """Some parameters and the tree sum of their gradients: at most log2(replicas) + 1 flat buffers, kept from step to step.
-
-    Args:
-        parameters: Of one dtype, on one device.
-        shards: The buffers' length is a multiple of this.
-    """
+    """Some parameters of one dtype and the tree sum of their gradients: at most log2(replicas) + 1 flat buffers, whose length is a multiple of `shards`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, shards: int) -> None:
         self.parameters = list(parameters)

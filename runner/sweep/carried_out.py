@@ -29,18 +29,7 @@ from samewise.runner.sweepers.space import Space, read_space
 
 @dataclass(frozen=True)
 class Ready:
-    """A sweep before anything of it is written or started.
-
-    Args:
-        given: Its overrides.
-        project: The user's own.
-        space: What varies.
-        folder: Its own.
-        shared: The config that its points share.
-        composer: Composes them.
-        sweeper: Says what to try; open.
-        launcher: Starts jobs; not open yet.
-    """
+    """A sweep before anything of it is written or started; its sweeper is open, its launcher not yet."""
 
     given: Sequence[str]
     project: Project
@@ -105,11 +94,6 @@ def _tell_of_earlier(space: Space, folder: SweepFolder, shared: Composed, compos
 
 def carry_out(ready: Ready, *, wait: bool, retry_failed: bool) -> bool:
     """Train every point, or go on with it.
-
-    Args:
-        ready: The sweep.
-        wait: As in `make_ready`.
-        retry_failed: Whether points that have failed are tried again.
 
     Returns:
         Whether it has ended; False: its jobs are submitted.

@@ -116,12 +116,7 @@ def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
 
 
 def pareto(found: Sequence[PointResult], objectives: Mapping[str, str]) -> list[PointResult]:
-    """The points that no other beats in all objectives, by the metrics at their best step.
-
-    Args:
-        found: All points.
-        objectives: min or max, for each metric.
-    """
+    """The points that no other beats in all objectives (each with min or max), by the metrics at their best step."""
     signs = {name: -1.0 if mode == "max" else 1.0 for name, mode in objectives.items()}
     placed = [(one, [signs[name] * one.best.get(name, math.nan) for name in objectives]) for one in found]
     placed = [(one, place) for one, place in placed if not any(map(math.isnan, place))]

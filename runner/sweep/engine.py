@@ -32,18 +32,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class Sweep:
-    """What runs: points are started in their order, as many at a time as the launcher has room for.
-
-    Args:
-        folder: The sweep's.
-        space: What varies.
-        sweeper: Says what to try; open.
-        launcher: Starts jobs; open.
-        composer: Composes points.
-        project: The user's own.
-        watcher: Shows a person how it goes.
-        retry_failed: Whether points that have failed are tried again.
-    """
+    """What runs: points are started in their order, as many at a time as the launcher has room for. Its sweeper and its launcher are open."""
 
     folder: SweepFolder
     space: Space

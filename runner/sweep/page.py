@@ -33,16 +33,7 @@ svg { max-width: 100%; height: auto; } .failed { color: #b00020; } .pruned, .int
 def page(
     folder: SweepFolder, found: Sequence[PointResult], effects: Sequence[Effect], spent: Cost, pages: Pages | None, objectives: Mapping[str, str] | None = None
 ) -> str:
-    """The page.
-
-    Args:
-        folder: The sweep's.
-        found: Its points.
-        effects: Of its parameters.
-        spent: What it has taken.
-        pages: In the MLflow UI; None: there are none.
-        objectives: min or max, for each metric, where there are several.
-    """
+    """The page; `pages` are those in the MLflow UI."""
     several = any(one.point.seed is not None for one in found)
     monitor = found[0].point.monitor
     parts = [_head(folder, found, spent, pages), "<h2>Settings, the best first</h2>", table(setting_rows(found))]

@@ -30,11 +30,7 @@ from samewise.runner.sweepers.space import Space
 
 
 class Composer:
-    """Composes points whose command lines are alike: the files of each choice of groups are read and merged once.
-
-    Args:
-        project: Where the user's own config folders lie.
-    """
+    """Composes points whose command lines are alike: the files of each choice of groups are read and merged once."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -112,15 +108,7 @@ class ComposedPoint:
 
 
 def compose_points(settings: Sequence[Setting], space: Space, folder: SweepFolder, composer: Composer, *, first: int) -> list[ComposedPoint]:
-    """The points of some settings, each with every seed, in order.
-
-    Args:
-        settings: What to try.
-        space: What varies.
-        folder: The sweep's, whose id the runs are tagged with.
-        composer: Composes.
-        first: The number of the first point.
-    """
+    """The points of some settings, each with every seed, in order."""
     made = list[ComposedPoint]()
     for setting in settings:
         for seed in space.seeds or (None,):

@@ -21,13 +21,7 @@ _STYLES = {State.finished: "green", State.failed: "bold red", State.pruned: "yel
 
 
 class Watcher:
-    """Draws while a sweep runs.
-
-    Args:
-        folder: The sweep's.
-        total: How many points there are; None where that is not known.
-        console: Where; standard error if not given.
-    """
+    """Draws while a sweep runs."""
 
     def __init__(self, folder: SweepFolder, *, total: int | None, console: PlainConsole | None = None) -> None:
         self._folder, self.total = folder, total

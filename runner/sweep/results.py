@@ -74,13 +74,7 @@ class PointResult:
 
 
 def point_result(folder: SweepFolder, point: Point, seen: Seen | None = None) -> PointResult:
-    """What has become of a point.
-
-    Args:
-        folder: The sweep's.
-        point: Which.
-        seen: What its launcher knows of it; None: not asked.
-    """
+    """What has become of a point, with what its launcher knows of it where that was asked."""
     word = folder.word(point.number)
     tries = int(word.get("tries", 0))
     tracked = read_mapping(point.run.tracking, shapes.TRACKING).get("run_id")
@@ -164,13 +158,7 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
 
 
 def latest(run: RunFolder, monitor: str, *, window: int = 1 << 16) -> tuple[int, dict[str, float]]:
-    """The last step that a run has logged, and its last evaluation; from the end of its journal.
-
-    Args:
-        run: Which.
-        monitor: A metric that each evaluation has.
-        window: How many bytes of the journal's end to read.
-    """
+    """The last step that a run has logged, and its last evaluation; from the last `window` bytes of its journal."""
     try:
         handle = open_to_read(run.metrics)
         if handle is None:

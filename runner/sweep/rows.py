@@ -17,12 +17,7 @@ Row = Mapping[str, Any]
 
 
 def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[Row]:
-    """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval.
-
-    Args:
-        found: The points.
-        exact: For programs: all digits, and every column.
-    """
+    """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval. `exact`: all digits and columns."""
     show = exactly if exact else number
     several = exact or any(one.point.seed is not None for one in found)
     rows = list[Row]()

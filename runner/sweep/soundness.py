@@ -26,13 +26,7 @@ def require_sound(points: Sequence[ComposedPoint], project: Project, *, elsewher
 
 
 def problems_of(points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False) -> list[Problem]:
-    """Everything that is wrong with any of the points, each thing once, with how many points have it.
-
-    Args:
-        points: Which.
-        project: The user's own.
-        elsewhere: They run on other machines.
-    """
+    """Everything that is wrong with any of the points, which may run on other machines: each thing once, with how many points have it."""
     from samewise.runner.config.check import components, machine, settings
 
     def find(some: Mapping[str, Any]) -> list[Problem]:

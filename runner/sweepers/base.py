@@ -12,12 +12,7 @@ from samewise.runner.sweepers.space import Space
 
 @dataclass(frozen=True)
 class Setting:
-    """A value for each dimension; with each seed it is one run.
-
-    Args:
-        number: Counts from 0.
-        values: By the dimension's key, as an override writes it.
-    """
+    """A value for each dimension, as an override writes it; with each seed it is one run."""
 
     number: int
     values: Mapping[str, str]

@@ -39,10 +39,9 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 class _Journal(JournalFileBackend):
-    """Optuna's journal file, written under a lock that goes with the process that holds it, however that ends: Optuna's own has others wait for half a minute.
+    """Optuna's journal file, written under a lock that goes with the process that holds it, however that ends.
 
-    Args:
-        path: The file.
+    Optuna's own lock has others wait for half a minute.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,14 +87,7 @@ def pruner(name: str | None, options: Mapping[str, Any]) -> BasePruner:
 
 
 def open_study(folder: Path, objectives: Mapping[str, str], *, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
-    """The study of a sweep, created if it does not exist yet.
-
-    Args:
-        folder: The sweep's.
-        objectives: min or max, for each metric.
-        sampler: Its sampler.
-        pruner: Its pruner.
-    """
+    """The study of a sweep, created if it does not exist yet."""
     directions = [StudyDirection.MINIMIZE if mode == "min" else StudyDirection.MAXIMIZE for mode in objectives.values()]
     study = optuna.create_study(storage=storage(folder), study_name=folder.name, directions=directions, sampler=sampler, pruner=pruner, load_if_exists=True)
     if study.metric_names is None:

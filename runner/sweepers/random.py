@@ -14,12 +14,7 @@ from samewise.runner.sweepers.space import Dimension, Space
 
 
 class _Drawn(Sweeper, abc.ABC):
-    """So many settings, each a function of the seed and its number: more trials later begin with the same ones.
-
-    Args:
-        trials: How many settings.
-        seed: The key of the draws.
-    """
+    """So many settings, each a function of the seed and its number: more trials later begin with the same ones."""
 
     def __init__(self, *, trials: int = 20, seed: int = 0) -> None:
         if trials < 1:

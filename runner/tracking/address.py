@@ -72,10 +72,6 @@ def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
 def require_there(uri: str, *, path: str) -> None:
     """Refuse a store that does not exist, or a server that does not answer: MLflow would make the one, and try the other for minutes.
 
-    Args:
-        uri: As `check_uri` gives it.
-        path: What the user gave it by.
-
     Raises:
         ConfigError: there is none.
     """

@@ -170,11 +170,7 @@ def connect(uri: str) -> MlflowClient:
 
 @contextlib.contextmanager
 def asking(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
-    """A client to read a store with, for one command: what a server sends may be anything.
-
-    Args:
-        uri: As `check_uri` gives it.
-        told: The problem, given what went wrong.
+    """A client to read a store with, for one command: what a server sends may be anything. `told` makes the problem of what went wrong.
 
     Raises:
         ConfigError: whatever went wrong inside, but for what samewise itself has found.

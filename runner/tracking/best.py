@@ -13,12 +13,7 @@ PREFIX = "best/"
 
 
 class Best:
-    """The best value of a metric so far.
-
-    Args:
-        monitor: The metric, as `valid/accuracy`.
-        mode: min, or max.
-    """
+    """The best value of a metric so far."""
 
     def __init__(self, monitor: str, *, mode: str) -> None:
         self.name = f"{PREFIX}{monitor}"

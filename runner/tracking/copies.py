@@ -15,13 +15,7 @@ _LONGEST_WAIT_S = 5.0
 
 
 def open_backend(name: str, folder: RunFolder, settings: Mapping[str, Any]) -> Backend:
-    """The run's copy in one backend.
-
-    Args:
-        name: One of `TITLES`.
-        folder: The run's folder.
-        settings: `tracking`, with an absolute `uri`.
-    """
+    """The run's copy in one backend."""
     if name == "tensorboard":
         from samewise.runner.tracking.tensorboard import TensorBoard
 
@@ -37,13 +31,7 @@ def open_backend(name: str, folder: RunFolder, settings: Mapping[str, Any]) -> B
 
 
 class Copy:
-    """One backend's copy of a run, tried again until it is whole. What a backend does is no other's trouble.
-
-    Args:
-        name: The backend's.
-        folder: The run's folder.
-        settings: The config's `tracking`.
-    """
+    """One backend's copy of a run, tried again until it is whole. What a backend does is no other's trouble."""
 
     def __init__(self, name: str, folder: RunFolder, settings: dict[str, Any]) -> None:
         self._name, self._folder, self._settings = name, folder, settings

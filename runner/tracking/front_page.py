@@ -31,9 +31,6 @@ _SECONDS = 30.0
 def prepare(base: str) -> str:
     """Arrange the pages of all experiments with runs of samewise, and give the address of that with the latest run.
 
-    Args:
-        base: The server's address.
-
     Returns:
         The list of experiments where none has such runs, or the server answers otherwise than expected: then MLflow's pages are as they come.
     """

@@ -47,12 +47,7 @@ class Link(abc.ABC):
 
 
 def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
-    """Start a sender. It takes some milliseconds; the sender starts up while training goes on. None, with a warning: it cannot be started.
-
-    Args:
-        folder: The run's.
-        settings: The config's `tracking`.
-    """
+    """Start a sender. It takes some milliseconds; the sender starts up while training goes on. None, with a warning: it cannot be started."""
     told = json.dumps(settings).encode() + b"\n"
     shared = os.environ.get(SHARED)
     if shared:
@@ -66,12 +61,7 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
 
 
 def last_trouble(folder: Path, *, since: int = 0) -> str:
-    """Why the sender of a run could not send, as its log ends, in words to put behind a sentence; nothing where it does not say.
-
-    Args:
-        folder: The run's.
-        since: The byte of the log from which on.
-    """
+    """Why the sender of a run could not send, as its log ends (from byte `since` on), in words to put behind a sentence; nothing where it does not say."""
     try:
         with open(folder / LOG, "rb") as log:
             log.seek(max(since, os.fstat(log.fileno()).st_size - _TAIL))

@@ -40,14 +40,6 @@ _RATE = 8000
 def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: str, config: Mapping[str, Any], step: int) -> str:
     """Log the model; what an earlier try left off is gone on with.
 
-    Args:
-        client: Of the store that has the run.
-        folder: The run's; finished.
-        run_id: The MLflow run's.
-        experiment_id: The MLflow experiment's.
-        config: The run's.
-        step: Its last step.
-
     Returns:
         The logged model's id.
 

@@ -17,11 +17,6 @@ _TAG = "samewise.report_of"
 def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -> str:
     """Log the files of a sweep's report; a later report of the same sweep takes the place of an earlier one.
 
-    Args:
-        sweep: The sweep's id.
-        files: The page and the tables.
-        settings: The sweep's `tracking`.
-
     Returns:
         The MLflow run's id.
 
@@ -38,13 +33,6 @@ def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -
 
 def log_profile(name: str, fingerprint: str, files: Sequence[Path], metrics: Mapping[str, float], settings: Mapping[str, Any]) -> str:
     """Log a profile of an experiment, each as a run of its own.
-
-    Args:
-        name: The experiment's.
-        fingerprint: The experiment's.
-        files: The profile's.
-        metrics: What was measured.
-        settings: The experiment's `tracking`.
 
     Returns:
         The MLflow run's id.

@@ -35,13 +35,7 @@ _INTENT = "samewise.intent"
 
 
 class Sending:
-    """Sends one run. To be used by one process at a time, the holder of `RunFolder.sending`.
-
-    Args:
-        folder: The run's folder.
-        settings: `tracking`, with an absolute `uri`.
-        client: A client of that store.
-    """
+    """Sends one run, as `tracking` with an absolute `uri` says. To be used by one process at a time, the holder of `RunFolder.sending`."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any], client: MlflowClient) -> None:
         self.folder = folder

@@ -38,13 +38,7 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def experiment_id(client: MlflowClient, name: str, settings: Mapping[str, Any]) -> str:
-    """The MLflow experiment of that name: created if it does not exist, restored if it was deleted.
-
-    Args:
-        client: Of the store.
-        name: The experiment's.
-        settings: The config's `tracking`, for where a new one keeps its artifacts.
-    """
+    """The MLflow experiment of that name: created if it does not exist, restored if it was deleted."""
     found = client.get_experiment_by_name(name)
     if found is None:
         try:

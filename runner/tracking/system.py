@@ -20,12 +20,7 @@ _MEGABYTE = 1e6
 
 
 class Sampler:
-    """Measures every ten seconds. Steps count the samples, over restarts too.
-
-    Args:
-        folder: The run's folder.
-        pid: The trainer's process.
-    """
+    """Measures every ten seconds. Steps count the samples, over restarts too."""
 
     def __init__(self, folder: RunFolder, pid: int) -> None:
         path = folder.path / "system.jsonl"

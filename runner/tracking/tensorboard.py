@@ -33,11 +33,7 @@ _JOURNALS = ("metrics.jsonl", "system.jsonl")
 
 
 class TensorBoard:
-    """A run as TensorBoard shows it: scalars by optimizer step, the config as text and hyperparameters, pictures. Numbers are float32 there.
-
-    Args:
-        folder: The run's folder.
-    """
+    """A run as TensorBoard shows it: scalars by optimizer step, the config as text and hyperparameters, pictures. Numbers are float32 there."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder

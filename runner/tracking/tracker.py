@@ -93,13 +93,7 @@ class JournalOnly(Tracker):
 
 
 class WithSender(Tracker):
-    """Starts a sender process, which lives as long as the trainer and then drains. How a run ends is in the journal.
-
-    Args:
-        folder: The run's folder.
-        settings: `tracking`, with an absolute `uri`.
-        resume_step: The checkpoint's step, or None.
-    """
+    """Starts a sender process, which lives as long as the trainer and then drains. How a run ends is in the journal."""
 
     def __init__(self, folder: RunFolder, settings: dict[str, Any], *, resume_step: int | None) -> None:
         super().__init__(folder, resume_step=resume_step)
@@ -149,11 +143,6 @@ class WithSender(Tracker):
 
 def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | None) -> Tracker:
     """The tracker that `tracking` asks for. Call `start` on it once the folder's files are written.
-
-    Args:
-        folder: The run's folder, locked.
-        settings: The config's `tracking`, resolved.
-        resume_step: The step of the checkpoint that training resumes from; None: from the beginning.
 
     Raises:
         ConfigError: `tracking.report_to` or `tracking.uri` is not possible here, or the store's folder cannot be made.

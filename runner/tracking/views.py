@@ -51,14 +51,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of an MLflow experiment's runs, which can be compared with each other.
-
-    Args:
-        key: Of its view.
-        title: For its line in the description.
-        where: MLflow's filter for them; empty: all.
-        runs: They.
-    """
+    """Some of an MLflow experiment's runs, which can be compared with each other; `where` is MLflow's filter for them, empty for all."""
 
     key: str
     title: str

@@ -36,12 +36,7 @@ def set_up() -> None:
 
 
 class WeightsAndBiases:
-    """A W&B run: metrics, the config, tags and pictures; checkpoints stay in the run's folder.
-
-    Args:
-        folder: The run's folder.
-        settings: `tracking`: `experiment` is the project's name, `run_name` the run's.
-    """
+    """A W&B run: metrics, the config, tags and pictures; checkpoints stay in the run's folder. `tracking.experiment` is the name of its project."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         self.folder = folder

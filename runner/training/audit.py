@@ -38,14 +38,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a segment came to when it was taken again.
-
-    Args:
-        segment: It.
-        steps: The lines of the trace that differ.
-        state: What differs at the end from the checkpoint there.
-        metrics: What was logged otherwise.
-    """
+    """A segment taken again: lines of the trace, state at its end and logged metrics, as far as they differ."""
 
     segment: Segment
     steps: Sequence[Parting]
@@ -120,12 +113,7 @@ class Audit:
         return checkpoint.load(self.folder.checkpoints / f"step-{step:08d}") if step else self._initial
 
     def judge(self, segment: Segment, before: Segment | None) -> list[Parting]:
-        """What was forged in a segment. Where it may be the checkpoint that it begins with, the one before is taken again too.
-
-        Args:
-            segment: It.
-            before: The one that ends where it begins; None where there is none.
-        """
+        """What was forged in a segment. Where it may be the checkpoint that it begins with, the one before, if there is one, is taken again too."""
         found, traced = self.replay(segment), [step for step in self.comparison.steps if segment.start < step <= segment.end]
         apart = [one.step for one in found.steps]
         if apart and apart[-1] == max(traced) and (found.state or not segment.kept):  # so are the weights that the training goes on with

@@ -59,11 +59,7 @@ Make = Callable[..., Any]
 def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False) -> Run:
     """Make every part of the run that the config describes. Nothing is written: the session that trains does that.
 
-    Args:
-        composed: The config.
-        project: The user's own packages.
-        folder: The run's.
-        alone: Carry all replicas in this process, whatever the strategy: to try or to evaluate, not to train.
+    With `alone` this process carries all replicas, whatever the strategy: to try or to evaluate, not to train.
 
     Raises:
         ConfigError: a part cannot be made; the data are missing.

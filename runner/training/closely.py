@@ -43,13 +43,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Noted:
-    """One thing that a step computed.
-
-    Args:
-        kind: A key of `KINDS`.
-        name: The field, module, parameter or option.
-        value: A digest of the tensor, or the value of an option.
-    """
+    """One thing that a step computed: a digest of a tensor, or an option's value. Its kind is a key of `KINDS`."""
 
     kind: str
     name: str

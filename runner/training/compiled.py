@@ -23,13 +23,7 @@ from samewise.runner.training.determinism import keep_compiled_code_apart
 
 @final
 class Compiled(nn.Module):
-    """Calls a model compiled, and is otherwise that model.
-
-    Args:
-        model: The model, with its parameters and buffers.
-        options: Inductor's.
-        most: How many graphs there may be.
-    """
+    """Calls a model compiled, in at most so many graphs, and is otherwise that model."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any], *, most: int) -> None:
         super().__init__()
@@ -64,13 +58,7 @@ class Compiled(nn.Module):
 
 
 def compiler(settings: Any, device: torch.device, *, deterministic: bool) -> Callable[[nn.Module], nn.Module]:
-    """What compiles a model for the training step as the settings say; with mode=off what gives it back.
-
-    Args:
-        settings: The config's `compile`.
-        device: Where the run computes.
-        deterministic: Inductor chooses nothing by timing it.
-    """
+    """What compiles a model for the training step as the settings say; with mode=off what gives it back."""
     if settings.mode == "off":
         return lambda model: model
     keep_headers_apart()

@@ -34,9 +34,6 @@ CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 def prepare(settings: Any) -> None:
     """Set the environment variables that torch, MKL, oneDNN and cuBLAS read as they start.
 
-    Args:
-        settings: The config's `reproducibility`.
-
     Raises:
         ConfigError: torch is already imported and a variable that it may have read would have to change. cuBLAS reads its own when it is first used.
     """
@@ -120,11 +117,6 @@ def warm_up() -> None:
 def require_deterministic(model: nn.Module, device: torch.device, settings: Any) -> None:
     """Refuse the layers of a model that would not repeat to the bit and whose operators do not say so themselves: cuDNN's recurrent ones.
 
-    Args:
-        model: Of the run.
-        device: Where it computes.
-        settings: The config's `reproducibility`.
-
     Raises:
         ConfigError: there are such layers; each is named.
     """
@@ -164,10 +156,6 @@ def recurrence_refused(*, cuda: str, variables: Mapping[str, str]) -> tuple[str,
 
     They call cuBLAS on several streams, which by default takes buffers of two sizes, whichever is free, and with the size the kernel changes. With one
     size they repeat (release notes of cuDNN 8; docs.pytorch.org, "cuDNN RNN determinism"). Before CUDA 10.2 only kernels one at a time do.
-
-    Args:
-        cuda: The version that torch is built with, as "12.6".
-        variables: The environment's.
     """
     if tuple(map(int, cuda.split(".")[:2])) < (10, 2):
         if variables.get("CUDA_LAUNCH_BLOCKING") == "1":

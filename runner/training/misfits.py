@@ -26,12 +26,7 @@ def refused_operator(error: BaseException) -> Problem | None:
 
 
 def misfit(error: Exception | SystemExit, model: Mapping[str, Any] | None = None) -> Problem:
-    """What a step raised, which comes from parts that are sound alone but do not fit together.
-
-    Args:
-        error: What it raised.
-        model: The config's `model`, where it is known.
-    """
+    """What a step raised, which comes from parts that are sound alone but do not fit together."""
     if isinstance(error, SystemExit):
         message, where = ends_process("the first step", error)
         return Problem("recipe, model, dataset, transforms", message, hint=where)

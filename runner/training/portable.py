@@ -44,12 +44,7 @@ def untested(whole: Mapping[str, Any]) -> list[str]:
 
 
 def is_portable(whole: Mapping[str, Any], device: torch.device) -> bool:
-    """Whether another x86-64-v3 CPU gives the same bits: as far as torch computes, not what a data set decodes.
-
-    Args:
-        whole: The plain config. `determinism.apply` has set its switches.
-        device: Where it computes.
-    """
+    """Whether another x86-64-v3 CPU gives the same bits: as far as torch computes, not what a data set decodes. `determinism.apply` has set the switches."""
     variables = whole["reproducibility"]["variables"]
     restricted = all(str(variables.get(name)) == value for name, value in VARIABLES.items())
     here = device.type == "cpu" and platform.machine() == "x86_64" and torch.backends.cpu.get_cpu_capability() == "AVX2"

@@ -21,17 +21,7 @@ from samewise.runner.training.asked_files import expand, names
 
 @dataclass(frozen=True)
 class Predictor:
-    """Built by `build_predictor`.
-
-    Args:
-        recipe: Reads files, collates them and says what is predicted.
-        model: With its trained weights, in eval mode.
-        precision: The run's.
-        samples: The sample transforms of evaluation.
-        transform: The batch transforms of evaluation.
-        to_device: Takes a batch there.
-        seed: The run's.
-    """
+    """A recipe and its trained model in eval mode, with the evaluation's transforms. Built by `build_predictor`."""
 
     recipe: Recipe
     model: nn.Module

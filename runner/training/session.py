@@ -204,11 +204,7 @@ def _leave_reason(run: Run, error: BaseException) -> None:
 
 
 def _write_down(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
-    """Leave the config and the environment in the folder; refuse, or lower the level, if the run was started in one that gives different bits.
-
-    Args:
-        run: What is about to train.
-        surroundings: The environment of each of its processes.
+    """Leave config and environment in the folder; refuse, or lower the level, where a process computes in one that gives different bits.
 
     Raises:
         ConfigError: `reproducibility.other_environment` is refuse and something differs that decides bits.

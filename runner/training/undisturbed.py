@@ -19,13 +19,7 @@ from samewise.runner.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class _Switch:
-    """One of torch's global settings.
-
-    Args:
-        read: Gives its value.
-        write: Sets it.
-        default: What a fresh process has.
-    """
+    """One of torch's global settings."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
