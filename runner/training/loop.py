@@ -15,13 +15,12 @@ from torch import Tensor
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.interfaces import Outcome
-from samewise.runner.records.digest import combine
 from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
 from samewise.runner.training.evaluation import evaluate
-from samewise.runner.training.finite import largest, require_finite_step
-from samewise.runner.training.phase import TrainingPhase, Unread
+from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.readings import Readings
 from samewise.runner.training.run import Run
 from samewise.runner.training.session import session
 from samewise.runner.training.state import save
@@ -49,9 +48,7 @@ def fit(run: Run) -> dict[str, Any]:
 
 def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
     """One optimizer step on one global batch; several, in the recipe's order, where it has several phases."""
-    losses: dict[str, float] = {}
-    norms: dict[str, float] = {}
-    tally, seen, unread = Tally(), [], list[Unread]()
+    readings = Readings(run)
     run.schedule.before_step(run.step)
     for phase in run.phases:
         if phase.number:
@@ -61,21 +58,11 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
             tallies = run.strategy.carry(micro_batches, partial(_forward, run, phase))
         tally = run.strategy.reduce(tallies)
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
-        reads = phase is run.phases[-1] or run.strategy.device.type == "cpu"  # a device is waited for once a step
-        gradients = [one.grad for one in run.parameters]
-        unread.append(Unread(phase, tally, norm, gradients if reads else largest(gradients), [one.explain for one in tallies if one.explain]))
-        if reads:
-            for one, tally, length in zip(unread, *Tally.read([one.tally for one in unread], [one.norm for one in unread]), strict=True):
-                prefix = "" if len(run.phases) == 1 else f"{one.phase.spec.name}/"
-                seen += tally.seen
-                norms[f"{prefix}gradient_norm"] = length
-                losses |= (means := tally.means(prefix=prefix))
-                require_finite_step(run, means, length, one.gradients, one.explain)
-            unread.clear()
+        readings.add(phase, tally, norm, tallies)  # what is not finite ends here, before it is in the weights
         run.precision.stepper(phase.optimizer)()
     run.precision.update()
     run.progress.step += 1
-    return Outcome(run.step, losses, tally.count, norms, combine([a for a, _ in seen]), combine([b for _, b in seen]))
+    return readings.outcome()
 
 
 def _forward(run: Run, phase: TrainingPhase, micro: MicroBatch) -> tuple[Tensor, Callable[[], Tally]]:

@@ -54,22 +54,3 @@ class TrainingPhase:
             scale = torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
             torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         return norm
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A phase that has its gradients, of which nobody has read anything yet: on a device that would wait for it.
-
-    Args:
-        phase: It.
-        tally: What its losses came to.
-        norm: Its gradients' 2-norm, float[].
-        gradients: Of all of the model's parameters, in order, or what `finite.largest` made of them.
-        explain: Each raises what the recipe knows of a loss that is not finite.
-    """
-
-    phase: TrainingPhase
-    tally: Tally
-    norm: Tensor
-    gradients: Sequence[Tensor | None]
-    explain: Sequence[Callable[[], None]]

@@ -1,0 +1,74 @@
+"""What the phases of a step came to: read together, since whatever is read from a device waits for it, and looked at before it reaches the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from samewise.runner.interfaces import Outcome
+from samewise.runner.records.digest import combine
+from samewise.runner.strategies.base import Tally
+from samewise.runner.training.finite import largest, require_finite_step
+from samewise.runner.training.phase import TrainingPhase
+from samewise.runner.training.run import Run
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """What a phase came to, of which nobody has read anything yet.
+
+    Args:
+        phase: It.
+        tally: What its losses came to.
+        norm: Its gradients' 2-norm, float[].
+        gradients: Of all of the model's parameters, in order, or what `largest` made of them.
+        explain: Each raises what the recipe knows of a loss that is not finite.
+    """
+
+    phase: TrainingPhase
+    tally: Tally
+    norm: Tensor
+    gradients: Sequence[Tensor | None]
+    explain: Sequence[Callable[[], None]]
+
+
+class Readings:
+    """What one step of a run came to, phase by phase."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._unread = list[_Unread]()
+        self._losses, self._norms = dict[str, float](), dict[str, float]()
+        self._seen, self._count = list[tuple[int, int]](), 0.0
+
+    def add(self, phase: TrainingPhase, tally: Tally, norm: Tensor, micro_batches: Sequence[Tally]) -> None:
+        """Take in a phase whose optimizer is about to step. On the CPU it is read at once; a device is waited for once, at the last phase.
+
+        Raises:
+            TrainingError: a loss or gradient that was read is not finite.
+        """
+        reads = phase is self._run.phases[-1] or self._run.strategy.device.type == "cpu"
+        gradients = [one.grad for one in self._run.parameters]
+        explain = [one.explain for one in micro_batches if one.explain]
+        self._unread.append(_Unread(phase, tally, norm, gradients if reads else largest(gradients), explain))
+        if reads:
+            self._read()
+
+    def _read(self) -> None:
+        tallies, norms = Tally.read([one.tally for one in self._unread], [one.norm for one in self._unread])
+        for one, tally, norm in zip(self._unread, tallies, norms, strict=True):
+            prefix = "" if len(self._run.phases) == 1 else f"{one.phase.spec.name}/"
+            means = tally.means(prefix=prefix)
+            self._losses |= means
+            self._norms[f"{prefix}gradient_norm"] = norm
+            self._seen += tally.seen
+            self._count = tally.count
+            require_finite_step(self._run, means, norm, one.gradients, one.explain)
+        self._unread.clear()
+
+    def outcome(self) -> Outcome:
+        """Of the step that the run has just done."""
+        batch, inputs = (combine([digests[place] for digests in self._seen]) for place in (0, 1))
+        return Outcome(self._run.step, self._losses, self._count, self._norms, batch, inputs)
