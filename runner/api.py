@@ -164,7 +164,7 @@ def load(
     prepare(composed.cfg.reproducibility)
 
     from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables
-    from samewise.runner.training.build import build_predictor
+    from samewise.runner.training.predictor import build_predictor
 
     with undisturbed():
         which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)

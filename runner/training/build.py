@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from samewise.runner.config.check import unread
@@ -16,19 +15,13 @@ from samewise.runner.config.compose import Composed
 from samewise.runner.config.fingerprint import reached, targets
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
-from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.tree import plain
-from samewise.runner.data import streams
-from samewise.runner.data.dataset import WithTransform, fingerprint
+from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
-from samewise.runner.data.loading import Key, KeyedDataset, Loader
-from samewise.runner.data.order import InOrder, Order, Shuffled
 from samewise.runner.data.plan import Plan
-from samewise.runner.errors import ConfigError, DataError, Problem
-from samewise.runner.interfaces import Batch, Recipe, class_names
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.interfaces import Recipe, class_names
 from samewise.runner.optim.build import build_optimizers, describe
-from samewise.runner.optim.groups import freeze_groups
-from samewise.runner.optim.initialise import initialise
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
 from samewise.runner.processes.this_process import keep_freed_memory
 from samewise.runner.records import environment
@@ -36,24 +29,19 @@ from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.digest import ON_DEVICE, XXH3
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trace import Trace
-from samewise.runner.strategies.base import Strategy, choose_device
+from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
 from samewise.runner.training import determinism
 from samewise.runner.training.compiled import compiler, facts, require_possible
-from samewise.runner.training.evaluation import require_weights
+from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_order, make_part, make_splits, training_images
 from samewise.runner.training.finite import not_finite
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.portable import is_portable
-from samewise.runner.training.predictor import Predictor
 from samewise.runner.training.recorder import Recorder
 from samewise.runner.training.reporter import reporter
 from samewise.runner.training.run import Run, Split
-from samewise.runner.training.state import load_weights
 from samewise.runner.training.view import View
-from samewise.runner.training.workarounds import work_around
-
-Make = Callable[..., Any]
 
 
 def build(composed: Composed, project: Project, folder: RunFolder, *, alone: bool = False) -> Run:
@@ -65,7 +53,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         ConfigError: a part cannot be made; the data are missing.
     """
     cfg = composed.cfg
-    make: Make = partial(_make, cfg, project)
+    make: Make = partial(make_part, cfg, project)
     determinism.apply(cfg.reproducibility)
     strategy: Strategy = make("strategy")
     rules = plain(cfg.param_groups) or {}
@@ -80,17 +68,16 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     precision = make("precision")
     precision.begin(strategy.device)
     recipe: Recipe = make("recipe")
-    splits = _splits(cfg, make, recipe)
-    _require_train_and_valid(splits)
-    order = _order(cfg, make, splits["train"].dataset)
+    splits = make_splits(cfg, make, recipe)
+    order = make_order(cfg, make, splits["train"].dataset)
     plan = Plan(len(order), cfg.batch_size, cfg.replicas * cfg.accumulate, cfg.loader.drop_last)
     total_steps = cfg.max_epochs * plan.steps_per_epoch
     total_steps = min(total_steps, cfg.max_steps) if cfg.max_steps is not None else total_steps
     channels_last = str(cfg.memory_format) == "channels_last"
-    transforms = {stage: _batch_transforms(make, stage) for stage in ("train", "eval")}
+    transforms = {stage: make_batch_transforms(make, stage) for stage in ("train", "eval")}
     splits["train"].keyed.says_places = getattr(transforms["train"], "need_places", False)
-    images = partial(_images, cfg, make, recipe, splits["train"].dataset, transforms["eval"])
-    model = _model(cfg, make, strategy.device, channels_last=channels_last, images=images)
+    images = partial(training_images, cfg, make, recipe, splits["train"].dataset, transforms["eval"])
+    model = make_model(cfg, make, strategy.device, channels_last=channels_last, images=images)
     recompute(model, cfg.activation_checkpointing, "activation_checkpointing")
     require_possible(cfg, asked, device=strategy.device, phases=recipe.phases)
     strategy.compiled = compiler(cfg.compile, strategy.device, deterministic=cfg.reproducibility.deterministic)
@@ -170,53 +157,6 @@ def _trace(cfg: DictConfig, folder: RunFolder, model: nn.Module, strategy: Strat
     return Trace(folder.trace, model, digests_of=layout.digests, algorithm=algorithm, shards=layout.shards, every_steps=every, layers_every_steps=layers)
 
 
-def build_predictor(composed: Composed, project: Project, state: Mapping[str, Any], *, classes: Sequence[str] = (), weights: str | None = None) -> Predictor:
-    """Make the parts that apply a trained model to files, none that needs the data set.
-
-    Args:
-        composed: The run's config. Weights are not read from the file that it may name: the checkpoint has them.
-        project: The user's own packages.
-        state: A checkpoint's.
-        classes: The names of the labels, as the run's data set has them.
-        weights: Those that a callback keeps under this name, as `ema`; None: the trained ones.
-
-    Raises:
-        ConfigError: a part cannot be made, or no callback keeps such weights.
-    """
-    cfg = composed.cfg
-    make: Make = partial(_make, cfg, project)
-    determinism.apply(cfg.reproducibility)
-    device = choose_device(str(cfg.device))
-    precision = make("precision")
-    precision.begin(device)
-    if cfg.initialise is not None:
-        cfg.initialise.weights = None
-    channels_last = str(cfg.memory_format) == "channels_last"
-    model = _model(cfg, make, device, channels_last=channels_last)
-    load_weights(model, state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
-    recipe: Recipe = make("recipe")
-    recipe.classes = list(classes)
-    return Predictor(
-        recipe=recipe,
-        model=model.eval(),
-        precision=precision,
-        samples=[make(f"transforms.eval.sample.{number}") for number in range(len(cfg.transforms.eval.get("sample") or ()))],
-        transform=_batch_transforms(make, "eval"),
-        to_device=mover(device, channels_last=channels_last),
-        seed=cfg.seed,
-    )
-
-
-def _kept_weights(cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The weights that a callback keeps beside the trained ones."""
-    kept: dict[str, Mapping[str, Any]] = {}
-    for callback, saved in state["callbacks"].items():
-        if saved and cfg.callbacks.get(callback) is not None:
-            kept |= make(f"callbacks.{callback}").weights(saved)
-    require_weights(name, kept)
-    return kept[name]
-
-
 def _data(composed: Composed, splits: Mapping[str, Split]) -> dict[str, Any]:
     name = composed.choices.get("dataset", "data")
     return {
@@ -233,98 +173,6 @@ def _named(dataset: Any) -> dict[str, list[str]]:
 def _plain(settings: DictConfig) -> Any:
     """The dataclass behind typed settings: reading an attribute of it costs nothing, which counts in every step."""
     return OmegaConf.to_object(settings)
-
-
-def _make(cfg: DictConfig, project: Project, path: str, **extra: Any) -> Any:
-    node: Any = cfg
-    for part in path.split("."):
-        node = node[int(part)] if part.isdigit() else node[part]
-    return instantiate(node, path, allowed=project.packages, **extra)
-
-
-def _splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]:
-    splits: dict[str, Split] = {}
-    for name in SPLITS:
-        if cfg.dataset.get(name) is None:
-            continue
-        stage = "train" if name == "train" else "eval"
-        with streams.scope(cfg.seed, "dataset"):
-            dataset = make(f"dataset.{name}")
-        splits[name] = Split(name, dataset, _keyed(cfg, make, recipe, dataset, name, stage=stage))
-    return splits
-
-
-def _keyed(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str) -> KeyedDataset:
-    """A split's data set with the sample transforms of a stage."""
-    transforms = [make(f"transforms.{stage}.sample.{number}") for number in range(len(cfg.transforms[stage].get("sample") or ()))]
-    return KeyedDataset(
-        WithTransform.of(dataset, transforms),
-        recipe.collate,
-        seed=cfg.seed,
-        stream="sample" if stage == "train" else "eval",
-        name=f"dataset.{split}",
-        require=recipe.require,
-    )
-
-
-def _images(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, transform: Callable[[Batch], Batch], samples: int) -> Tensor:
-    """So many of the training images, evenly spaced, as images are evaluated."""
-    length, taken = len(dataset), min(samples, len(dataset))
-    key = Key(0, 0, tuple(number * length // taken for number in range(taken)))
-    with streams.preserve_generators():
-        (batch,) = Loader(_keyed(cfg, make, recipe, dataset, "train", stage="eval"), lambda: iter([key]))
-        images = transform(batch).get("image")
-    if not isinstance(images, Tensor):
-        raise ConfigError(Problem("initialise", "looks at training images, but a batch of this recipe has none", sorted(batch), "an entry `image`"))
-    return images
-
-
-def _require_train_and_valid(splits: Mapping[str, Split]) -> None:
-    for name in ("train", "valid"):
-        if name not in splits:
-            raise ConfigError(Problem(f"dataset.{name}", "is missing", expected="a data set"))
-        if not len(splits[name].dataset):
-            raise DataError(Problem(f"dataset.{name}", "has no samples"))
-
-
-def _order(cfg: DictConfig, make: Make, dataset: Any) -> Order:
-    if cfg.loader.order is not None:
-        return make("loader.order")(dataset, seed=cfg.seed)
-    return (Shuffled if cfg.loader.shuffle else InOrder)(dataset, seed=cfg.seed)
-
-
-class _BatchTransforms:
-    """One after the other."""
-
-    def __init__(self, transforms: Sequence[Callable[[Batch], Batch]]) -> None:
-        self._transforms = transforms
-        self.need_places = any(getattr(one, "needs_places", False) for one in transforms)
-
-    def __call__(self, batch: Batch) -> Batch:
-        for transform in self._transforms:
-            batch = transform(batch)
-        return batch
-
-
-def _batch_transforms(make: Make, stage: str) -> Callable[[Batch], Batch]:
-    return _BatchTransforms(make(f"transforms.{stage}").get("batch") or [])
-
-
-def _model(cfg: DictConfig, make: Make, device: torch.device, *, channels_last: bool, images: Callable[[int], Tensor] | None = None) -> nn.Module:
-    """The model with its initial weights: made on the CPU in a stream of its own, so that they are the same on every device."""
-    with streams.scope(cfg.seed, "init"):
-        model = make("model")
-        if not isinstance(model, nn.Module):
-            raise ConfigError(Problem("model", "is not a torch.nn.Module", type(model).__name__))
-        model.train()  # before anything is frozen: a layer that is held stays in evaluation
-        if cfg.initialise is not None:
-            initialise(model, cfg.initialise, made_by=str(cfg.model.get("_target_", "")), images=images)
-        freeze_groups(model, plain(cfg.param_groups) or {})
-    determinism.require_deterministic(model, device, cfg.reproducibility)
-    if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (torch documents it, its stubs do not)
-    work_around(model, device)
-    return model.to(device)
 
 
 def _libraries(model: nn.Module, packages: Sequence[str]) -> set[str]:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import nn
 
+from samewise.runner.config.compose import Composed
+from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import WithTransform
+from samewise.runner.data.device import mover
 from samewise.runner.errors import ConfigError, DataError, Problem, SamewiseError, first_line, raised_at
 from samewise.runner.interfaces import Batch, Prediction, Recipe
 from samewise.runner.precision import Precision
+from samewise.runner.strategies.base import choose_device
+from samewise.runner.training import determinism
 from samewise.runner.training.asked_files import expand, names
+from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_part
+from samewise.runner.training.evaluation import require_weights
+from samewise.runner.training.state import load_weights
 
 
 @dataclass(frozen=True)
@@ -131,3 +141,50 @@ def _saved(prediction: Prediction, file: Path, output: Path | None, name: str) -
     except Exception as error:  # what the model makes of the file is told without its picture
         print(f"warning: {Problem(str(file), f'its picture could not be drawn: {first_line(error)}', hint=raised_at(error))}", file=sys.stderr)
         return []
+
+
+def build_predictor(composed: Composed, project: Project, state: Mapping[str, Any], *, classes: Sequence[str] = (), weights: str | None = None) -> Predictor:
+    """Make the parts that apply a trained model to files, none that needs the data set.
+
+    Args:
+        composed: The run's config. Weights are not read from the file that it may name: the checkpoint has them.
+        project: The user's own packages.
+        state: A checkpoint's.
+        classes: The names of the labels, as the run's data set has them.
+        weights: Those that a callback keeps under this name, as `ema`; None: the trained ones.
+
+    Raises:
+        ConfigError: a part cannot be made, or no callback keeps such weights.
+    """
+    cfg = composed.cfg
+    make: Make = partial(make_part, cfg, project)
+    determinism.apply(cfg.reproducibility)
+    device = choose_device(str(cfg.device))
+    precision = make("precision")
+    precision.begin(device)
+    if cfg.initialise is not None:
+        cfg.initialise.weights = None
+    channels_last = str(cfg.memory_format) == "channels_last"
+    model = make_model(cfg, make, device, channels_last=channels_last)
+    load_weights(model, state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
+    recipe: Recipe = make("recipe")
+    recipe.classes = list(classes)
+    return Predictor(
+        recipe=recipe,
+        model=model.eval(),
+        precision=precision,
+        samples=[make(f"transforms.eval.sample.{number}") for number in range(len(cfg.transforms.eval.get("sample") or ()))],
+        transform=make_batch_transforms(make, "eval"),
+        to_device=mover(device, channels_last=channels_last),
+        seed=cfg.seed,
+    )
+
+
+def _kept_weights(cfg: DictConfig, make: Make, state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The weights that a callback keeps beside the trained ones."""
+    kept: dict[str, Mapping[str, Any]] = {}
+    for callback, saved in state["callbacks"].items():
+        if saved and cfg.callbacks.get(callback) is not None:
+            kept |= make(f"callbacks.{callback}").weights(saved)
+    require_weights(name, kept)
+    return kept[name]
