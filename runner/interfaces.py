@@ -5,16 +5,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.secrets import plain_cell as plain_cell  # for tables that a recipe writes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Batch = dict[str, Any]
 """A micro-batch: names to tensors, or to lists of them, all with the same first dimension B."""

@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -41,17 +42,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    findings = [finding for look in _looks(args.run_root) for finding in look()]
+    looks = (_python, _packages, _device, _threads, _same_bits, _shared_memory, partial(_disk, args.run_root), _git)
+    findings = [finding for look in looks for finding in look()]
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:
         for finding in findings:
             print(f"{finding.state:<7} {finding.what:<20} {finding.found}" + (f"\n{'':28} {finding.advice}" if finding.advice else ""))
     return 1 if any(finding.state == "bad" for finding in findings) else 0
-
-
-def _looks(run_root: Path) -> list[Callable[[], Iterator[Finding]]]:
-    return [_python, _packages, _device, _threads, _same_bits, _shared_memory, lambda: _disk(run_root), _git]
 
 
 def _python() -> Iterator[Finding]:

@@ -55,16 +55,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[int, dict[str, float], Path, str]:
-    from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, require_weights, tell_doubts
+    from samewise.runner.training.evaluation import draw, left_out, measure_split, models_to_evaluate, tell_doubts
     from samewise.runner.training.restored import at_checkpoint
 
     run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
     if args.split not in run.splits:
         raise ConfigError(Problem(f"dataset.{args.split}", "this data set does not have that split", hint="one of: " + ", ".join(run.splits)))
-    models, drawn = models_to_evaluate(run), f"{args.weights}/" if args.weights else ""
-    if args.weights:
-        require_weights(args.weights, (prefix.rstrip("/") for prefix in models if prefix))
-        models = {drawn: models[drawn]}
+    models = models_to_evaluate(run, args.weights)
     name = "-".join(filter(None, (args.split, f"{step:08d}", args.weights)))
     pictures = args.pictures or folder.path / "eval" / name
     metrics: dict[str, float] = {}
@@ -72,6 +69,6 @@ def _evaluated(args: argparse.Namespace, folder: Any, composed: Any) -> tuple[in
         scores = measure_split(run, args.split, model)
         metrics |= {f"{prefix}{args.split}/{name}": value for name, value in scores.compute().items()}
         tell_doubts(run, scores)
-        if prefix == drawn:
+        if prefix == next(iter(models)):
             draw(scores, pictures, inside=None if args.pictures else folder.path)
     return step, metrics, pictures, left_out(run, args.split)

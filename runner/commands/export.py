@@ -152,15 +152,11 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     from samewise.runner.data import streams
     from samewise.runner.exports import quantised as quantising
     from samewise.runner.exports.call import in_form, observe
-    from samewise.runner.training.evaluation import first_batch, models_to_evaluate, require_weights
+    from samewise.runner.training.evaluation import first_batch, models_to_evaluate
     from samewise.runner.training.restored import at_checkpoint
 
     run, step = at_checkpoint(composed, project.find(), folder, args.checkpoint)
-    models = models_to_evaluate(run)
-    prefix = f"{args.weights}/" if args.weights else ""
-    if args.weights:
-        require_weights(args.weights, (name.rstrip("/") for name in models if name))
-    model, transform = models[prefix].eval(), run.transforms["eval"]
+    model, transform = next(iter(models_to_evaluate(run, args.weights).values())).eval(), run.transforms["eval"]
     # AOTInductor's code expects the strides of the example and does not look: in another program, and from a file, tensors are contiguous.
     loaded = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, first_batch(run, "valid", run.recipe.export_samples))
     streams.enter(run.seed, "eval", 0)

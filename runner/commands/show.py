@@ -39,15 +39,11 @@ def run(args: argparse.Namespace) -> int:
         width = min(60, max(len(text) for text, _ in lines))
         print("\n".join(f"{text:<{width}}  # {origin}" for text, origin in lines))
     else:
-        print(_yaml(config), end="")
+        import yaml
+
+        print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
     return 0
 
 
 def _short(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _yaml(config: object) -> str:
-    import yaml
-
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)

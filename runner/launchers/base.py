@@ -12,10 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.records.sweep_folder import SweepFolder
 
 
 @dataclass(frozen=True)

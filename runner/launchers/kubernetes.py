@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import yaml
 
@@ -30,9 +30,7 @@ from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import Submitted, grouped, newest, next_file, too_small
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
-
-if TYPE_CHECKING:
-    from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.records.sweep_folder import SweepFolder
 
 HOME = "kubernetes"
 _LONGEST = 10_000

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from samewise.runner.launchers.base import Job
-from samewise.runner.processes.this_process import REPORTER, end_with_parent
+from samewise.runner.processes.this_process import REPORTER, close_input, end_with_parent
 from samewise.runner.training.determinism import thread_variables
 
 _PRELOAD = (
@@ -88,11 +88,7 @@ class JobParent:
 
     def close(self) -> None:
         """Have it end, when its jobs have."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
+        close_input(self._process)
 
     def _say(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 from urllib.parse import quote
 
 from samewise.runner.errors import ConfigError, Problem
@@ -21,9 +21,7 @@ from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.ray_jobs import Away, Refused, Server, address_from
 from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import too_small
-
-if TYPE_CHECKING:
-    from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.records.sweep_folder import SweepFolder
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _LONGEST = 200  # characters of a reason

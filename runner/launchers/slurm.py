@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
@@ -27,9 +27,7 @@ from samewise.runner.launchers.snapshot import snapshot, variables
 from samewise.runner.launchers.submission import call, grouped, last_line, newest, next_file, pieces, too_small
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
-
-if TYPE_CHECKING:
-    from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.records.sweep_folder import SweepFolder
 
 HOME = "slurm"
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING")

@@ -10,13 +10,11 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samewise.runner.processes.this_process import PROJECT
 from samewise.runner.records import sources
-
-if TYPE_CHECKING:
-    from samewise.runner.records.sweep_folder import SweepFolder
+from samewise.runner.records.sweep_folder import SweepFolder
 
 _LARGE = 16 << 20  # bytes; a file of this size is data that lies in a package, and is linked
 CONFIGS = "project_configs"

@@ -69,11 +69,6 @@ def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = 
     if unknown:
         raise ConfigError(*unknown)
     counts = _apply_rules(model, given.get("rules") or {}, images)
-    parametrisations = given.get("parametrisations") or {}
-
-    def make_parametrisations() -> None:
-        parametrise(model, parametrisations)
-
     loaded = load_weights(
         model,
         given.get("weights"),
@@ -81,7 +76,7 @@ def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = 
         into=given.get("into"),
         strict=given.get("strict", True),
         exclude=given.get("exclude") or (),
-        parametrise=make_parametrisations,
+        parametrise=partial(parametrise, model, given.get("parametrisations") or {}),
         made_by=made_by,
     )
     meant = matching(given["frozen"], [*named_parameters(model), *bare_statistics(model)], path="initialise.frozen") if given.get("frozen") else []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 REPORTER = "SAMEWISE_REPORTER"
@@ -49,6 +50,15 @@ def end_with_parent(number: signal.Signals) -> None:
     """Have Linux send this process a signal when the one that started it dies, even by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def close_input(process: subprocess.Popen[bytes]) -> None:
+    """Close the standard input of a process that ends with it, and wait some seconds for that."""
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(10)
 
 
 def keep_freed_memory() -> None:

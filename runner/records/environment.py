@@ -155,23 +155,19 @@ def _device(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"kind": device.type}
     facts = torch.cuda.get_device_properties(device)
+    cublas = f"nvidia-cublas-cu{(torch.version.cuda or '').split('.')[0]}", "nvidia-cublas"  # the distributions that bring it, where pip has installed it
     return {
         "kind": "cuda",
         "name": facts.name,
         "compute_capability": f"{facts.major}.{facts.minor}",
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "cublas": next((version for version in map(_version, _cublas(torch.version.cuda)) if version), None),
+        "cublas": next((version for version in map(_version, cublas) if version), None),
         "nccl": ".".join(map(str, nccl.version())) if dist.is_available() and dist.is_nccl_available() else None,
         "triton": _version("triton"),
         "multiprocessors": facts.multi_processor_count,
         "variables": {name: os.environ[name] for name in _OF_KERNELS if name in os.environ},
     }
-
-
-def _cublas(cuda: str | None) -> tuple[str, ...]:
-    """The distributions that bring cuBLAS, where pip has installed it."""
-    return (f"nvidia-cublas-cu{(cuda or '').split('.')[0]}", "nvidia-cublas")
 
 
 def _cpu_model() -> str:

@@ -10,8 +10,9 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, without_heading
 from samewise.runner.launchers.base import Launcher, Seen, Standing
 from samewise.runner.records import shapes, trust
@@ -19,9 +20,6 @@ from samewise.runner.records.files import open_to_read, read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.sweep_folder import Point, SweepFolder
 from samewise.runner.tracking import journal
-
-if TYPE_CHECKING:
-    from samewise.runner.config.project import Project
 
 
 class State(enum.StrEnum):

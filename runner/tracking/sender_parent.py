@@ -25,6 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
+from samewise.runner.processes.this_process import close_input
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link, sender
 
@@ -52,11 +53,7 @@ class SenderParent:
 
     def close(self) -> None:
         """Have it end. Its senders go on."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
+        close_input(self._process)
 
 
 def main(address: str) -> int:

@@ -66,9 +66,17 @@ def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
         print(f"warning: {Problem(str(folder), reason, hint=raised_at(error))}", file=sys.stderr)
 
 
-def models_to_evaluate(run: Run) -> dict[str, nn.Module]:
-    """The trained model under an empty prefix, and those that callbacks keep, under theirs (`ema/`)."""
-    return {"": run.model} | {f"{name}/": model for callback in run.callbacks.values() for name, model in callback.models().items()}
+def models_to_evaluate(run: Run, weights: str | None = None) -> dict[str, nn.Module]:
+    """The trained model under an empty prefix, and those that callbacks keep, under theirs (`ema/`); with `weights` only the one that is kept by that name.
+
+    Raises:
+        ConfigError: no callback keeps such weights.
+    """
+    kept = {name: model for callback in run.callbacks.values() for name, model in callback.models().items()}
+    if weights:
+        require_weights(weights, kept)
+        return {f"{weights}/": kept[weights]}
+    return {"": run.model} | {f"{name}/": model for name, model in kept.items()}
 
 
 def require_weights(name: str, kept: Iterable[str]) -> None:
