@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-for _folder in ("", "docs", "kept", "oracle", "runner"):
+for _folder in ("", "datasets", "docs", "kept", "launchers", "oracle", "recipes", "runner"):
     for _path in Path(__file__).parent.joinpath(_folder).glob("*.py"):
         if not _path.name.startswith(("test_", "conftest", "helpers")):
             _name = "_".join(filter(None, ("samewise", _folder, _path.stem)))

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from samewise_launchers_kubernetes_sweeps import command, follows, manifest, points
 
 from samewise.runner.launchers import kubernetes_manifest, kubernetes_status
 
 SCHEMA = json.loads(Path(__file__).with_name("job-batch-v1.json").read_text())
-TINY = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "tracking=none", "evaluate.pictures=false", "callbacks=hold", "evaluate.every_epochs=null"]
-PODS = ["launcher=kubernetes", "launcher.image=registry.example/torch:1", "launcher.user=1000:1000", "launcher.apply=false"]
 
 
 @pytest.fixture
@@ -32,66 +26,6 @@ def lab(make_lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a callback that holds runs, the current folder: it returns the folder of the files that hold."""
     monkeypatch.chdir(tmp_path)
     return make_lab(tmp_path).holds
-
-
-def command(folder: Path, *overrides: str, volumes: str = "{{{folder}: work/me}}") -> list[str]:
-    return [*TINY, *PODS, f"+launcher.volumes={volumes.format(folder=folder)}", f"launcher.python={sys.executable}", *overrides]
-
-
-def manifest(folder: Path, number: int = 1) -> dict[str, Any]:
-    (file,) = folder.glob(f"runs/sweeps/*/kubernetes/{number:04d}.yaml")
-    return yaml.safe_load(file.read_text())
-
-
-def start(job: dict[str, Any], index: int) -> subprocess.Popen[str]:
-    """The container of a pod, as the manifest has it: its command, its arguments, its folder, and its variables alone."""
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    given = {one["name"]: one["value"] for one in container["env"]}
-    return subprocess.Popen(
-        [*container["command"], *container["args"]],
-        cwd=container["workingDir"],
-        env={"PATH": os.environ["PATH"], **given, "JOB_COMPLETION_INDEX": str(index)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def end(pod: subprocess.Popen[str]) -> int:
-    said, _ = pod.communicate(timeout=240)
-    print(said)
-    return pod.returncode
-
-
-def follows(job: dict[str, Any], code: int) -> str:
-    """What Kubernetes does at an exit code: the action of the first rule that fits, or Count, which is one of the index's retries."""
-    for rule in job["spec"]["podFailurePolicy"]["rules"]:
-        codes = rule.get("onExitCodes", {})
-        assert codes.get("operator", "In") == "In"
-        if code in codes.get("values", ()):
-            return rule["action"]
-    return "Count"
-
-
-def wait_for(file: Path) -> None:
-    until = time.monotonic() + 240
-    while not file.exists():
-        assert time.monotonic() < until, f"no {file.name}"
-        time.sleep(0.05)
-
-
-def points(samewise: Any, *sweep: str) -> list[dict[str, Any]]:
-    done = samewise("sweep", *sweep, "--status", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["points"]
-
-
-def alone(samewise: Any, folder: Path, seed: int) -> str:
-    """The weights of a run that nothing disturbs, in this process."""
-    done = samewise("train", *TINY, f"run_root={folder / 'alone'}", f"seed={seed}", f"callbacks.hold.folder={folder / 'none'}", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["weights_sha256"]
 
 
 def test_the_manifest_keeps_the_published_schema_and_says_what_a_run_needs(samewise, lab) -> None:
@@ -256,80 +190,3 @@ def test_what_a_cluster_says_of_a_job_is_read_for_each_index(job: dict[str, Any]
     assert [seen[index].standing.value for index in range(8)] == ["gone"] * 4 + ["running"] + ["waiting"] * 3
     assert [seen[index].failed for index in range(4)] == [False, False, True, True]
     assert [seen[index].reason for index in (3, 5, 6, 7)] == ["OOMKilled", "Unschedulable: 0/3 nodes are available", "ImagePullBackOff", ""]
-
-
-@pytest.mark.slow
-def test_a_pod_trains_its_point_and_one_told_to_end_saves_and_the_next_goes_on_to_the_bits_of_runs_alone(samewise, lab) -> None:
-    (lab / "1").touch()
-    done = samewise("sweep", *command(lab.parent, "seed=0,1"))
-    assert done.returncode == 0, done.stderr
-    job = manifest(lab.parent)
-    sweep = job["metadata"]["annotations"]["samewise/sweep"]
-    code = lab.parent / "lab" / "hold.py"
-    before = code.read_text()
-    code.write_text("raise RuntimeError('edited after submission')")
-    try:
-        assert end(start(job, 0)) == 0
-        pod = start(job, 1)
-        wait_for(lab / "1.held")
-        assert [point["state"] for point in points(samewise, sweep)] == ["finished", "running"]
-        pod.send_signal(signal.SIGTERM)
-        ended = end(pod)
-        assert (ended, follows(job, ended)) == (3, "Ignore")
-        stopped = points(samewise, sweep)[1]
-        assert (stopped["state"], stopped["reason"], stopped["steps"]) == ("waiting", "saved; it will be started again", 5)
-        (lab / "1").unlink()
-        assert end(start(job, 1)) == 0
-    finally:
-        code.write_text(before)
-    found = points(samewise, sweep)
-    assert [(point["state"], point["tries"]) for point in found] == [("finished", 1), ("finished", 2)]
-    for seed in (0, 1):
-        assert found[seed]["weights_sha256"] == alone(samewise, lab.parent, seed)
-    assert "2 points, 0 to run" in samewise("sweep", sweep).stderr
-
-
-@pytest.mark.slow
-def test_a_pod_told_to_end_before_its_run_can_hear_is_started_again(samewise, lab) -> None:
-    samewise("sweep", *command(lab.parent, "seed=0,1"))
-    pod = start(manifest(lab.parent), 0)
-    assert pod.stdout is not None
-    assert "its output goes to" in pod.stdout.readline()
-    pod.send_signal(signal.SIGTERM)
-    assert end(pod) == 3
-
-
-@pytest.mark.slow
-def test_a_failed_run_fails_its_index_and_what_is_cancelled_saves_and_is_left_alone(samewise, lab) -> None:
-    (lab / "1").touch()
-    samewise("sweep", *command(lab.parent, "optimizer.lr=1e30,0.05", "seed=0,1"))
-    job = manifest(lab.parent)
-    sweep = job["metadata"]["annotations"]["samewise/sweep"]
-    code = end(start(job, 0))
-    assert follows(job, code) == "FailIndex"
-    held = start(job, 3)
-    wait_for(lab / "1.held")
-    samewise("sweep", sweep, "--cancel")
-    assert end(held) == 0
-    assert end(start(job, 2)) == 0  # Kubernetes starts it all the same
-    failed, _, waited, stopped = points(samewise, sweep)
-    assert failed["state"] == "failed"
-    assert "not finite" in failed["reason"]
-    assert (waited["state"], waited["tries"], waited["reason"]) == ("interrupted", 0, "cancelled")
-    assert (stopped["state"], stopped["reason"]) == ("interrupted", "cancelled; step 5: stopped by SIGTERM, and saved")
-    assert "4 points, 3 to run" in samewise("sweep", sweep).stderr
-    assert manifest(lab.parent, 2)["spec"]["completions"] == 3
-
-
-def test_a_pod_without_the_sweeps_volume_says_so(tmp_path: Path) -> None:
-    missing = tmp_path / "kubernetes" / "0001.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "samewise.runner.launchers.kubernetes_job", str(missing)],
-        env={**os.environ, "JOB_COMPLETION_INDEX": "0"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "the sweep's volume must be mounted" in done.stderr

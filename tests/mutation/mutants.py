@@ -35,7 +35,8 @@ PARTS, SEVERAL, FROZEN = "tests/runner/test_parts_of_training.py", "tests/runner
 SUMS = ["tests/runner/test_tree_sum.py", "tests/runner/test_replicas.py", STEPS]
 CHECKPOINTS = ["tests/runner/test_checkpoint_writing.py", "tests/runner/test_checkpoints.py"]
 OPTIM = ["tests/runner/test_optimizers.py", "tests/runner/test_param_groups.py"]
-INITIAL = ["tests/runner/test_initialise.py", "tests/runner/test_weight_files.py"]
+INITIAL = ["tests/runner/test_initialise.py", "tests/runner/test_initial_weights.py", "tests/runner/test_weight_files.py"]
+PHASES, SCHEDULES = "tests/runner/test_phases.py", [f"tests/runner/test_schedules{name}.py" for name in ("_over_settings", "_together", "")]
 HELD = [f"{FROZEN}::{name}" for name in ("test_a_layer_is_held_where_it_is_frozen_as_a_whole", "test_what_cannot_be_meant_is_refused")]
 TRACED = [
     f"{SEVERAL}::{name}" for name in ("test_a_trace_of_every_third_step_says_of_it_what_one_of_all_says", "test_the_trace_digests_the_gradients_of_every_phase")
@@ -43,8 +44,9 @@ TRACED = [
 TESTS = {
     "training/loop.py": [PARTS, *TRACED, STEPS, SEVERAL, RESUMING, FAILURES],
     **{f"training/{name}.py": [PARTS, STEPS, RESUMING] for name in ("run", "progress", "recorder", "due", "state", "batches")},
-    "training/phase.py": [PARTS, STEPS],
-    "training/finite.py": [PARTS, "tests/runner/test_finite.py"],
+    "training/phase.py": [PHASES, PARTS, STEPS],
+    "training/finite.py": [PHASES, PARTS, "tests/runner/test_finite.py"],
+    "training/readings.py": [PARTS, SEVERAL, "tests/runner/test_finite.py", STEPS],
     "strategies/tree.py": SUMS,
     "strategies/replicas.py": [*SUMS[1:], "tests/runner/test_any_number_of_ranks.py"],
     "processes/packing.py": ["tests/runner/test_packing.py"],
@@ -58,11 +60,8 @@ TESTS = {
     "optim/initialise.py": INITIAL,
     "optim/frozen.py": [*HELD, FROZEN],
     "optim/weights.py": INITIAL[::-1],
-    "optim/parametrise.py": INITIAL[:1],
-    **{
-        f"optim/schedules/{name}.py": ["tests/runner/test_schedules_over_settings.py", "tests/runner/test_schedules.py"]
-        for name in ("base", "decay", "warmup", "one_cycle", "combine", "plateau", "adapter")
-    },
+    "optim/parametrise.py": INITIAL[:2],
+    **{f"optim/schedules/{name}.py": SCHEDULES for name in ("base", "decay", "warmup", "one_cycle", "combine", "plateau", "adapter")},
 }
 """Files below runner/, and the tests that are to find what is wrong in them, the quickest first."""
 

@@ -19,7 +19,17 @@ NEEDS_HARDWARE: Mapping[str, str] = {
     "tests/runner/test_sync_batch_norm.py::test_two_processes_normalise_by_the_whole_batch": "SyncBatchNorm's operators are CUDA's alone",
 }
 """Of the tests marked `gpu`, those that only a real device can pass, and why."""
-WITH_CUDA = ("test_predict", "test_several_optimizers", "test_trace", "test_initialise", "test_ema", "test_frozen", "test_verify", "test_optimizers")
+WITH_CUDA = (
+    "test_predict",
+    "test_several_optimizers",
+    "test_trace",
+    "test_initialise",
+    "test_initial_weights",
+    "test_ema",
+    "test_frozen",
+    "test_verify",
+    "test_optimizers",
+)
 """Files whose tests train on `device=auto`, or in this process on what there is."""
 
 

@@ -9,6 +9,7 @@ import pytest
 import soundfile
 import torch
 import torchaudio
+from samewise_recipes_heard import LETTERS, Told, saying, understood
 from torch import nn
 
 from samewise.datasets.generated_speech import GeneratedSpeech
@@ -20,22 +21,7 @@ from samewise.recipes.speech_recognition import SpeechRecognition
 from samewise.runner.errors import ConfigError, DataError
 from samewise.runner.interfaces import Phase
 
-LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 WORDS = ["three", "see all", "a", "it's eleven"]
-
-
-class Told(nn.Module):
-    """Gives what it was told, whatever it hears: scores float32[B, K, N], one frame of them a frame of features."""
-
-    def __init__(self, scores: torch.Tensor) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(scores)
-
-    def forward(self, features: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-        return self.scores
-
-    def output_lengths(self, length: torch.Tensor) -> torch.Tensor:
-        return length
 
 
 def heard(frames: list[int], texts: list[str] = WORDS) -> dict:
@@ -46,16 +32,6 @@ def heard(frames: list[int], texts: list[str] = WORDS) -> dict:
 
 def utterance(text: str, frames: int = 1600) -> dict:
     return {"waveform": torch.randn(frames), "length": frames, "transcript": text, "name": f"{text}.wav"}
-
-
-def saying(paths: list[str], frames: int) -> torch.Tensor:
-    """Scores float32[B, 29, frames] whose best path is as written, `*` being the blank; and blanks after that."""
-    scores = torch.zeros(len(paths), 29, frames)
-    for row, path in enumerate(paths):
-        for place in range(frames):
-            label = 0 if place >= len(path) or path[place] == "*" else 1 + LETTERS.index(path[place])
-            scores[row, label, place] = 8.0
-    return scores
 
 
 def test_wav2letter_has_the_published_number_of_weights():
@@ -163,13 +139,6 @@ def test_what_repeats_is_merged_unless_a_blank_parts_it():
     measured = recipe.measure(Told(saying(paths, 20)), heard([20] * 4))
     assert [line.hypothesis for line in measured.lines] == WORDS
     assert not any(line.edits for line in measured.lines)
-
-
-def understood(recipe: SpeechRecognition, model: nn.Module, frames: list[int]) -> list[str]:
-    """What the recipe predicts for utterances without a transcript."""
-    batch = {**recipe.collate([{"waveform": torch.randn(160 * count), "transcript": ""} for count in frames])}
-    batch |= {"features": torch.zeros(len(frames), 13, max(frames)), "feature_length": torch.tensor(frames)}
-    return [prediction.values()["text"] for prediction in recipe.predict(model, batch)]
 
 
 def test_a_recording_of_ones_own_is_read_and_written_down(tmp_path):
@@ -313,35 +282,3 @@ def test_a_small_network_learns_the_generated_tones():
     with torch.no_grad():
         scores.add(recipe.measure(model.eval(), front(recipe.collate([valid[index] for index in range(32)]))))
     assert scores.compute()["cer"] < 0.25
-
-
-def test_beam_search_finds_the_likelier_text_where_the_best_path_is_another():
-    pytest.importorskip("flashlight.lib.text")
-    recipe = SpeechRecognition(letters="ab", decoder="beam", beam={"size": 20})
-    # Blank is each frame's best, yet "a" gathers three paths: a*, *a, aa (the example of Hannun 2017, distill.pub/2017/ctc).
-    scores = torch.tensor([[[0.6, 0.6], [0.4, 0.4], [1e-6, 1e-6]]]).log()
-    assert understood(recipe, Told(scores), [2]) == ["a"]
-    assert understood(SpeechRecognition(letters="ab"), Told(scores), [2]) == [""]
-
-
-def test_beam_search_keeps_doubled_letters_and_spaces():
-    pytest.importorskip("flashlight.lib.text")
-    recipe = SpeechRecognition(letters=LETTERS, decoder="beam")
-    assert understood(recipe, Told(saying(["se*e  al*l", "abcdef"], 20)), [20, 3]) == ["see all", "abc"]
-
-
-def test_beam_search_with_a_lexicon_gives_words_of_it(tmp_path):
-    pytest.importorskip("flashlight.lib.text")
-    (tmp_path / "words.txt").write_text("sea s e a |\nsee s e e |\nball b a l l |\n")
-    recipe = SpeechRecognition(letters=LETTERS, decoder="beam", beam={"lexicon": str(tmp_path / "words.txt")})
-    assert understood(recipe, Told(saying(["se*o  bal*l"], 20)), [20])[0] in ("sea ball", "see ball")
-
-
-def test_beam_search_that_cannot_be_had_is_named(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"recipe.decoder|recipe.beam.lexicon"):
-        SpeechRecognition(letters=LETTERS, decoder="beam", beam={"lexicon": str(tmp_path / "nowhere.txt")})
-    ctc.beam_decoder.cache_clear()
-    find = ctc.importlib.util.find_spec
-    monkeypatch.setattr(ctc.importlib.util, "find_spec", lambda name: None if name == "flashlight" else find(name))
-    with pytest.raises(ConfigError, match=r"samewise\[beam\]"):
-        SpeechRecognition(letters=LETTERS, decoder="beam")

@@ -10,6 +10,14 @@ from typing import Any
 TINY = ["debug=tiny", "max_steps=2", "evaluate.pictures=false", "tracking=none"]
 
 
+def trained_in(root: Path) -> Path:
+    """The folder of a small run below a root."""
+    from samewise.runner.cli import main
+
+    assert main(["train", "experiment=resnet18_digits", *TINY, "model.width=4", "dataset.image_size=16", f"run_root={root}"]) == 0
+    return next(root.glob("resnet18_digits/*"))
+
+
 def verified(samewise: Callable[..., Any], folder: Path, code: int, *options: str) -> dict[str, dict[str, Any]]:
     """By format, what it says of that in Python; `code` is the exit code that is expected."""
     done = samewise("verify", folder, "--json", *options)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 import torchvision
 import yaml
 from omegaconf import OmegaConf
+from samewise_runner_initialised import network, other_weights, same
 from torch import nn
 
 from samewise.runner.data import streams
@@ -21,19 +20,6 @@ from samewise.runner.optim.initialise import METHODS, initialise
 from samewise.runner.optim.weights import Loaded
 
 CHOICES = sorted(path for path in (Path(__file__).parents[2] / "configs" / "initialise").glob("*.yaml") if path.stem not in ("lora", "whitening"))
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4))
-
-
-def other_weights(seed: int = 5) -> dict[str, torch.Tensor]:
-    with streams.scope(seed, "init"):
-        return {name: torch.randn_like(value) if value.is_floating_point() else value for name, value in network().state_dict().items()}
-
-
-def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def rules(**given: Any) -> dict[str, Any]:
@@ -109,150 +95,6 @@ def test_kaiming_normal_has_the_deviation_of_the_paper() -> None:
     with streams.scope(0, "init"):
         initialise(model, rules(a={"match": "weight", "weight": {"method": "kaiming_normal", "mode": "fan_out", "nonlinearity": "relu"}}))
     assert model.weight.std().item() == pytest.approx(math.sqrt(2 / (128 * 9)), rel=0.02)
-
-
-WRAPPED: list[Callable[[dict[str, Any]], Any]] = [
-    lambda state: state,
-    lambda state: {"model": state, "epoch": 3, "optimizer": {"state": {}}},
-    lambda state: {"state_dict": {f"module.{name}": value for name, value in state.items()}},
-    lambda state: {"state_dict": {f"model.{name}": value for name, value in state.items()}},
-    lambda state: {"n_averaged": torch.tensor(4), **{f"module._orig_mod.{name}": value for name, value in state.items()}},
-    lambda state: {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")},
-]
-
-
-@pytest.mark.parametrize("wrap", WRAPPED)
-def test_weights_come_out_of_the_usual_wrappers(tmp_path: Path, wrap: Callable[[dict[str, Any]], Any]) -> None:
-    state = other_weights()
-    torch.save(wrap(state), tmp_path / "weights.pt")
-    model = network()
-    done = initialise(model, {"weights": str(tmp_path / "weights.pt")})
-    assert same(dict(model.state_dict()), state)
-    assert len(done.loaded.sha256) == 64
-
-
-def test_weights_come_from_a_checkpoint_folder(tmp_path: Path) -> None:
-    torch.save({"step": 3, "model": other_weights(), "optimizers": {}}, tmp_path / "state.pt")
-    model = network()
-    initialise(model, {"weights": str(tmp_path)})
-    assert same(dict(model.state_dict()), other_weights())
-
-
-def test_a_part_can_be_left_out_and_stays_as_initialised(tmp_path: Path) -> None:
-    state = other_weights()
-    state["3.weight"], state["3.bias"] = torch.zeros(1000, 8), torch.zeros(1000)
-    torch.save(state, tmp_path / "weights.pt")
-    model = network()
-    head = model[3].weight.clone()
-    done = initialise(model, {"weights": str(tmp_path / "weights.pt"), "exclude": ["3.*"]})
-    assert torch.equal(model[3].weight, head)
-    assert torch.equal(model[0].weight, state["0.weight"])
-    assert done.loaded.excluded == done.loaded.missing == ("3.weight", "3.bias")
-
-
-def test_a_backbone_can_be_loaded_into_a_part_of_the_model(tmp_path: Path) -> None:
-    torch.save(other_weights(), tmp_path / "weights.pt")
-    model = nn.ModuleDict({"backbone": nn.ModuleDict({"body": network()}), "head": nn.Linear(4, 2)})
-    initialise(model, {"weights": str(tmp_path / "weights.pt"), "into": "backbone.body"})
-    assert same(dict(model["backbone"]["body"].state_dict()), other_weights())
-
-
-def test_without_strict_what_fits_by_name_is_loaded(tmp_path: Path) -> None:
-    state = {name: value for name, value in other_weights().items() if not name.startswith("1.")} | {"extra": torch.zeros(1)}
-    torch.save(state, tmp_path / "weights.pt")
-    model = network()
-    done = initialise(model, {"weights": str(tmp_path / "weights.pt"), "strict": False})
-    assert torch.equal(model[3].weight, state["3.weight"])
-    assert done.loaded.unexpected == ("extra",)
-    assert "1.weight" in done.loaded.missing
-
-
-class Anything:
-    """Something that is no tensor."""
-
-
-FILES: list[tuple[Callable[[Path], Any], dict[str, Any], str, str]] = [
-    (lambda path: None, {}, "initialise.weights", "file does not exist"),
-    (lambda path: path.with_name("weights.pth").write_bytes(b""), {}, "initialise.weights", r"did you mean '.*weights\.pth'"),
-    (lambda path: path.write_bytes(b"no weights at all"), {}, "initialise.weights", "damaged|cannot be read"),
-    (lambda path: path.write_bytes(b""), {}, "initialise.weights", "is not a file of weights"),
-    (lambda path: torch.save(Anything(), path), {}, "initialise.weights", "more than tensors"),
-    (lambda path: torch.save([torch.zeros(2)], path), {}, "initialise.weights", "not a state_dict"),
-    (lambda path: torch.save({"epoch": 3, "weights": [1]}, path), {}, "initialise.weights", "'epoch' is not a tensor"),
-    (lambda path: torch.save(other_weights(), path), {"exclude": ["4.*"]}, "initialise.exclude", "matches nothing"),
-    (lambda path: torch.save(other_weights(), path), {"into": "33"}, "initialise.into", "not a module"),
-    (lambda path: torch.save(other_weights(), path), {"sha256": "0123456789"}, "initialise.sha256", "does not match"),
-    (lambda path: torch.save({"w": torch.zeros(1)}, path), {"strict": False}, "initialise.weights", "no name in common"),
-    (
-        lambda path: torch.save(other_weights() | {"0.weight": torch.zeros(8, 1, 3, 3)}, path),
-        {"strict": False},
-        "initialise.weights",
-        r"'0.weight' differs; hint: .*\n.*\[8, 1, 3, 3\]\n.*\[8, 3, 3, 3\]",
-    ),
-    (
-        lambda path: torch.save({("3.wieght" if name == "3.weight" else name): value for name, value in other_weights().items()}, path),
-        {},
-        "initialise.weights",
-        "'3.weight' is not in the file; hint: did you mean '3.wieght'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("write", "settings", "path", "message"), FILES)
-def test_a_file_that_does_not_fit_is_told_by_name_and_changes_nothing(
-    tmp_path: Path, write: Callable[[Path], Any], settings: dict[str, Any], path: str, message: str
-) -> None:
-    write(tmp_path / "weights.pt")
-    model = network()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ConfigError, match=message) as caught:
-        initialise(model, {"weights": str(tmp_path / "weights.pt"), **settings})
-    assert {problem.path for problem in caught.value.problems} == {path}
-    assert same(dict(model.state_dict()), before)
-
-
-def test_a_file_cut_short_is_told(tmp_path: Path) -> None:
-    file = tmp_path / "weights.pt"
-    torch.save(other_weights(), file)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ConfigError, match="cannot be read"):
-        initialise(network(), {"weights": str(file)})
-
-
-def test_an_address_is_refused_with_advice() -> None:
-    with pytest.raises(ConfigError, match="download it first"):
-        initialise(network(), {"weights": "https://example.org/weights.pt"})
-
-
-def safetensors(tensors: dict[str, tuple[str, torch.Tensor]]) -> bytes:
-    """A file as huggingface.co/docs/safetensors has it: eight bytes with the length of the header, the header as JSON, the numbers."""
-    numbers, header = b"", {"__metadata__": {"format": "pt"}}
-    for name, (kind, value) in tensors.items():
-        raw = bytes(value.contiguous().flatten().view(torch.uint8).tolist())
-        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [len(numbers), len(numbers) + len(raw)]}
-        numbers += raw
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + numbers
-
-
-def test_safetensors_are_read_and_a_damaged_file_is_told(tmp_path: Path) -> None:
-    file, given = tmp_path / "weights.safetensors", other_weights()
-    held = {name: ("F32" if value.is_floating_point() else "I64", value.reshape(-1) if not value.dim() else value) for name, value in given.items()}
-    held["1.num_batches_tracked"] = ("I64", given["1.num_batches_tracked"].reshape(1))
-    content = safetensors(held).replace(b'"shape": [1], "data_offsets"', b'"shape": [ ], "data_offsets"')
-    file.write_bytes(content)
-    model = network()
-    initialise(model, {"weights": str(file)})
-    assert same(dict(model.state_dict()), given)
-    half = {"weight": ("BF16", torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)), "bias": ("F16", torch.tensor([0.25], dtype=torch.float16))}
-    file.write_bytes(safetensors(half))
-    layer = nn.Linear(2, 1)
-    initialise(layer, {"weights": str(file)})
-    assert (layer.weight.tolist(), layer.bias.tolist()) == ([[1.5, -2.0]], [0.25])
-    for damaged in (b"", content[:-1], content[:100], content.replace(b"F32", b"F3?"), (2**62).to_bytes(8, "little"), b"\x02" + bytes(7) + b"[]"):
-        file.write_bytes(damaged)
-        with pytest.raises(ConfigError, match="cannot be read"):
-            initialise(network(), {"weights": str(file)})
 
 
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -29,12 +28,11 @@ from samewise.runner.interfaces import Callback, Outcome, Phase
 from samewise.runner.precision import Precision
 from samewise.runner.records import checkpoint
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.strategies.base import Tally
 from samewise.runner.tracking.tracker import Silent
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
 from samewise.runner.training.due import checkpoint_due, evaluation_due, evaluation_interval, is_done
-from samewise.runner.training.finite import not_finite, require_finite_model, require_finite_step
+from samewise.runner.training.finite import require_finite_model, require_finite_step
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.progress import Progress
@@ -206,36 +204,6 @@ def test_a_step_tells_the_norm_of_its_gradient_before_clipping(run: Run) -> None
     assert 0.1 < outcome.gradient_norm == outcome.gradient_norms["gradient_norm"]
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1e-3, 1e3])
-@pytest.mark.parametrize(("count", "nominal", "size"), [(8.0, 8.0, 1.0), (6.0, 8.0, 1.0), (16.0, 8.0, 1e-4), (3.0, 1.0, 1e-5)])
-def test_gradients_are_averaged_and_clipped_as_torch_clips(count: float, nominal: float, size: float, clip_norm: float | None) -> None:
-    torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.zeros(5, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(2))]
-    sums = [size * torch.randn(5, 3), size * torch.randn(4), None]
-    expected = [None if one is None else one.double() * nominal / count for one in sums]
-    norm = math.sqrt(sum(one.square().sum().item() for one in expected if one is not None))
-    for parameter, one in zip(parameters, sums, strict=True):
-        parameter.grad = one
-    phase = TrainingPhase(0, Phase(), SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.1))
-    assert phase.condition_gradients(Tally(count, nominal), Precision(), clip_norm).item() == pytest.approx(norm, rel=1e-6)
-    shrunk = min(1.0, clip_norm / (norm + 1e-6)) if clip_norm is not None else 1.0
-    for parameter, one in zip(parameters, expected, strict=True):
-        if one is None:
-            assert parameter.grad is None
-        else:
-            assert parameter.grad is not None
-            torch.testing.assert_close(parameter.grad.double(), one * shrunk, rtol=1e-6, atol=0)
-
-
-def test_within_a_phase_the_parameters_of_the_others_gather_nothing_and_do_again_afterwards() -> None:
-    mine, others = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
-    phase = TrainingPhase(0, Phase(), SGD([mine], lr=0.1), others=[others])
-    with contextlib.suppress(ZeroDivisionError), phase.training(0):
-        assert (mine.requires_grad, others.requires_grad) == (True, False)
-        raise ZeroDivisionError
-    assert (mine.requires_grad, others.requires_grad) == (True, True)
-
-
 def test_a_run_knows_its_epoch_its_rates_and_forgets_its_gradients(run: Run) -> None:
     run = dataclasses.replace(run, plan=plan(4), progress=Progress(step=6))
     assert run.epoch == 1.5
@@ -301,37 +269,6 @@ def test_a_model_that_is_not_the_checkpoints_is_told_by_its_first_difference_and
     (problem,) = caught.value.problems
     first = "size mismatch for 0.weight: copying a param with shape torch.Size([3, 2]) from checkpoint, the shape in current model is torch.Size([2, 2])"
     assert (problem.path, problem.message) == ("model", f"is not the one that the checkpoint was taken from: {first}{more}")
-
-
-NOT_FINITE: dict[str, Any] = {
-    "double": torch.tensor([1.0, math.nan], dtype=torch.float64),
-    "half": torch.tensor([math.inf], dtype=torch.float16),
-    "brain": torch.tensor([-math.inf], dtype=torch.bfloat16),
-    "eight": torch.tensor([math.inf]).to(torch.float8_e5m2),
-    "other eight": torch.tensor([math.nan]).to(torch.float8_e4m3fn),
-    "complex": torch.tensor([complex(0, math.inf)]),
-}
-FINITE: dict[str, Any] = {
-    "number": 3,
-    "nothing": None,
-    "text": "inf",
-    "whole": torch.tensor([2**40]),
-    "truth": torch.tensor([True]),
-    "empty": torch.zeros(0),
-    "large": torch.tensor([3e38, 3e38]),
-    "small eight": torch.tensor([0.5]).to(torch.float8_e4m3fn),
-    "complex one": torch.tensor([1j]),
-}
-
-
-@pytest.mark.parametrize("name", NOT_FINITE)
-def test_what_is_not_finite_is_named_whatever_its_type(name: str) -> None:
-    assert not_finite([*FINITE.items(), (name, NOT_FINITE[name])]) == [name]
-
-
-def test_all_that_is_not_finite_is_named_in_order_and_what_is_finite_is_not() -> None:
-    assert not_finite([*NOT_FINITE.items(), *FINITE.items()]) == list(NOT_FINITE)
-    assert not_finite(FINITE.items()) == []
 
 
 @pytest.mark.parametrize(("spoilt", "others"), [(1, ""), (2, ", nor are 1 others"), (3, ", nor are 2 others")])

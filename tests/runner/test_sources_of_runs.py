@@ -1,0 +1,240 @@
+"""What a run does where the code is other than when it was begun, or is edited."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from samewise_runner_lab_of_code import EDITS, EXPERIMENT, FILES, TINY, at_work_in, edit, forget, runs, trainer, write
+
+USED = [name for name in sorted(FILES) if name not in ("pyproject.toml", "lab_of_code/unused.py")]
+
+
+def state(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    with at_work_in(tmp_path / "project", monkeypatch) as project:
+        yield project
+
+
+@pytest.fixture
+def train(samewise, lab, tmp_path):
+    return trainer(samewise, tmp_path / "runs")
+
+
+def test_other_code_is_another_run_and_what_differs_is_named_with_both_folders(train, samewise, lab, tmp_path):
+    done = train()
+    assert done.returncode == 0, done.stderr
+    assert "the code is other" not in done.stderr
+    (first,) = runs(lab)
+    recorded = json.loads((first / "sources.json").read_text())["files"]
+    assert sorted(recorded) == USED
+    assert "Net.forward" in recorded["lab_of_code/net.py"]
+    before = state(first)
+    texts = {file: edit(lab / file, old, new) for file, old, new, _ in (EDITS["layer"], EDITS["helper two imports away"], EDITS["data set"])}
+    done = train()
+    assert done.returncode == 0, done.stderr
+    assert "already finished" not in done.stdout
+    _, second = runs(lab)
+    for told in ("lab_of_code/parts/layers.py has changed: head", "lab_of_code/data.py has changed: Marks.__getitem__", "helper_of_lab_of_code.py has changed"):
+        assert told in done.stderr
+    assert "net.py" not in done.stderr
+    assert f"before: {first}" in done.stderr
+    assert f"now:    {second}" in done.stderr
+    assert state(first) == before
+    done = train()
+    assert "already finished" in done.stdout
+    assert "the code is other" not in done.stderr
+    for file, text in texts.items():
+        write(lab / file, text)
+    assert f" {first}\n" in train().stdout
+
+    done = samewise("diff", first, second)
+    assert "differs in helper_of_lab_of_code.py, lab_of_code/data.py (Marks.__getitem__), lab_of_code/parts/layers.py (head)" in done.stdout
+    forget()
+    assert "the code differs: lab_of_code/parts/layers.py has changed: head" in samewise("verify", second).stdout
+    forget()
+    assert "layers.py has changed: head; the run was trained with the earlier version" in samewise("eval", second).stderr
+
+
+def test_a_run_that_is_half_done_is_left_as_it_is_where_the_code_is_other(train, lab):
+    assert train().returncode == 0
+    (first,) = runs(lab)
+    weights = json.loads((first / "summary.json").read_text())["weights_sha256"]
+    (first / "summary.json").unlink()
+    shutil.rmtree(first / "checkpoints" / "step-00000004")
+    before = state(first)
+    text = edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
+    done = train()
+    assert done.returncode == 0
+    assert f"layers.py has changed: head\n    before: {first}" in done.stderr
+    assert state(first) == before
+    write(lab / "lab_of_code" / "parts" / "layers.py", text)
+    assert train().returncode == 0
+    assert json.loads((first / "summary.json").read_text())["weights_sha256"] == weights
+
+
+def test_the_same_code_elsewhere_is_the_same_and_a_run_from_before_the_code_counted_is_named(train, samewise, lab, monkeypatch):
+    assert train().returncode == 0
+    (first,) = runs(lab)
+    monkeypatch.chdir(lab.rename(lab.with_name("moved")))
+    assert "already finished" in train().stdout
+    old = first.with_name(json.loads((first / "sources.json").read_text())["config"][:12])
+    first.rename(old)
+    (old / "sources.json").write_text('{"lab_of_code/net.py": "0123"}')
+    done = train()
+    assert done.returncode == 0
+    assert f"before: {old}" in done.stderr
+    assert "an earlier version of samewise" in done.stderr
+
+
+def test_code_that_is_edited_while_a_run_starts_ends_it_before_anything_is_trained(train, lab):
+    edit(lab / "lab_of_code" / "net.py", "self.head =", f"open({str(lab / 'helper_of_lab_of_code.py')!r}, 'a').write('\\nMORE = 1\\n')\n        self.head =")
+    done = train()
+    assert done.returncode == 2
+    assert "the code was edited while the run was starting: helper_of_lab_of_code.py has changed" in done.stderr
+    assert not [file for folder in runs(lab) for file in folder.rglob("state.pt")]
+
+
+def test_a_rank_that_is_started_again_does_not_go_on_with_other_code(lab, tmp_path, monkeypatch):
+    from samewise.runner.config import compose, project
+    from samewise.runner.errors import ConfigError
+    from samewise.runner.training.launch import _as_agreed
+
+    experiment = compose.compose([*EXPERIMENT, f"run_root={tmp_path}/runs"], project=project.find(lab))
+    said = {"fingerprint": experiment.fingerprint, "folder": str(experiment.folder.path)}
+    experiment.folder.create()
+    experiment.folder.sources.write_text(json.dumps({"files": experiment.code.files}))
+    monkeypatch.setenv("RANK", "1")
+    assert _as_agreed(dataclasses.replace(experiment), said).folder == experiment.folder
+    edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
+    with pytest.raises(ConfigError, match=re.escape("lab_of_code/parts/layers.py has changed: head")):
+        _as_agreed(dataclasses.replace(experiment), said)
+
+
+def test_the_version_of_a_library_that_the_code_imports_is_compared(lab):
+    from samewise.runner.config import compose, project
+    from samewise.runner.records import environment
+
+    edit(lab / "lab_of_code" / "net.py", "import torch\n", "import torch\nimport yaml\nimport json\n")
+    libraries = compose.compose(EXPERIMENT, project=project.find(lab)).code.libraries
+    assert libraries == ("torch", "yaml")
+    found = environment._libraries(libraries)
+    assert list(found) == ["PyYAML"]
+    told = environment.differences({"libraries": found}, {"libraries": {"PyYAML": "0"}})
+    assert told == [f"version of PyYAML was {found['PyYAML']!r} and is '0'"]
+
+
+@pytest.mark.slow
+def test_a_process_that_has_imported_other_code_than_the_files_hold_now_trains_neither(train, samewise, lab):
+    assert train().returncode == 0
+    edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
+    command = ["train", *EXPERIMENT, f"run_root={lab.parent}/runs"]
+    done = samewise(*command)
+    assert done.returncode == 2
+    assert "lab_of_code/parts/layers.py: was edited after this process had imported it" in done.stderr
+    assert len(runs(lab)) == 1
+    importlib.reload(sys.modules["lab_of_code.parts.layers"])
+    assert samewise(*command).returncode == 0
+    assert len(runs(lab)) == 2
+
+
+@pytest.mark.slow
+def test_train_fresh_trains_again_beside_what_is_there_and_the_latest_counts(train, samewise, lab, tmp_path):
+    assert train("--fresh").returncode == 0
+    (first,) = runs(lab)
+    before = state(first)
+    done = train("--fresh")
+    assert done.returncode == 0
+    assert "already finished" not in done.stdout
+    assert "the code is other" not in done.stderr
+    second = first.with_name(f"{first.name}-2")
+    assert state(first) == before
+    digests = [json.loads((folder / "summary.json").read_text())["weights_sha256"] for folder in (first, second)]
+    assert digests[0] == digests[1]
+    assert f" {second}\n" in train().stdout
+    (second / "summary.json").unlink()
+    shutil.rmtree(second / "checkpoints" / "step-00000004")
+    assert f" {second}\n" in train().stdout
+    assert runs(lab) == [first, second]
+    listed = samewise("runs", "--run-root", tmp_path / "runs").stdout
+    assert f"{first.name[:8]}-2" in listed
+    said = [samewise("digest", name, "--run-root", tmp_path / "runs").returncode for name in (first.name[:4], f"{first.name[:4]}-2", f"{first.name[:4]}-3")]
+    assert said == [0, 0, 2]
+    done = samewise("train", *TINY, "seed=0,1", "--fresh", f"run_root={tmp_path}/runs")
+    assert done.returncode == 2
+    assert "--fresh" in done.stderr
+
+
+@pytest.mark.slow
+def test_another_version_of_samewises_own_code_is_another_environment_and_is_named(train, samewise, lab, tmp_path):
+    assert train().returncode == 0
+    (run,) = runs(lab)
+    record = json.loads((run / "environment.json").read_text())
+    assert {"samewise/runner/training/loop.py", "samewise/recipes/classification.py", "samewise/datasets/digits.py"} <= record["code"].keys()
+    assert not [name for name in record["code"] if "/commands/" in name or "/tracking/" in name]
+    assert "samewise's own code" not in train().stderr
+    other = shutil.copytree(run, tmp_path / "other", symlinks=True)
+    record["code"]["samewise/runner/optim/build.py"] = "of another version"
+    (run / "environment.json").write_text(json.dumps({**record, "code_state": "other"}))
+    done = train()
+    assert "already finished" in done.stdout
+    told = "samewise's own code is other: samewise/runner/optim/build.py"
+    assert f"warning: {told}; " in done.stderr
+    forget()
+    assert f"not comparable: the environment affects the bits, and {told}" in samewise("verify", run).stdout
+    assert told in samewise("diff", run, other).stdout
+    (run / "summary.json").unlink()
+    assert told in train().stderr
+
+
+def test_an_old_result_is_given_without_importing_torch_or_the_code(train, lab, tmp_path):
+    assert train().returncode == 0
+    command = [sys.executable, "-X", "importtime", "-m", "samewise", "train", *EXPERIMENT, f"run_root={tmp_path}/runs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert "already finished" in done.stdout
+    imported = {name.split(".")[0] for name in re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.MULTILINE)}
+    assert "samewise" in imported
+    assert not imported & {"torch", "mlflow", "lab_of_code"}
+
+
+@pytest.mark.slow
+def test_a_sweep_of_other_code_is_another_sweep_and_no_job_of_the_first_trains_it(train, samewise, lab, tmp_path):
+    from samewise.runner.launchers import job
+    from samewise.runner.launchers.snapshot import snapshot
+    from samewise.runner.records.sweep_folder import SweepFolder
+
+    for seed in (0, 1):
+        assert train(f"seed={seed}").returncode == 0
+    sweep = ["sweep", *EXPERIMENT, f"run_root={tmp_path}/runs", "seed=0,1"]
+    forget()
+    assert "2 points, 0 to run" in samewise(*sweep).stderr
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    copied = snapshot(SweepFolder(folder))
+    assert {name for name in USED if (copied / name).read_text() == FILES[name]} == set(USED)
+    before = [state(run) for run in runs(lab)]
+    edit(lab / "lab_of_code" / "net.py", "flatten(1)", "flatten(1) * 2")
+    told = "lab_of_code/net.py has changed: Net.forward"
+    forget()
+    done = samewise("sweep", folder.name, "--run-root", tmp_path / "runs")
+    assert done.returncode == 2
+    assert f"the code is other than when this sweep was made: {told}" in done.stderr
+    forget()
+    done = samewise(*sweep, "--list")
+    assert f"another sweep: {told}\n    before: {folder}" in done.stderr
+    assert not {run.name for run in runs(lab)} & set(done.stdout.split())
+    forget()
+    assert job.main(folder, 0) == 2
+    assert told in json.loads((folder / "jobs" / "0000.json").read_text())["said"]
+    assert [state(run) for run in runs(lab)] == before
