@@ -77,11 +77,7 @@ class Parser(argparse.ArgumentParser):
     given: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong with the arguments; an unknown option before all else, as its value is then taken for something else.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise a ConfigError of what is wrong with the arguments; an unknown option before all else, as its value is then taken for something else."""
         help_ = f"`{self.prog} --help` explains the command"
         options = [name for action in self._actions for name in action.option_strings]
         for place, word in enumerate(self.given):

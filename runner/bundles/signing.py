@@ -60,11 +60,7 @@ def sign(folder: Path, bundle: Path, key: Path) -> Path:
 
 
 def require_signed(folder: Path, file: Path, key: Path) -> None:
-    """Refuse an unpacked bundle that was not signed with a public key (PEM), or was altered since; the part that was altered is named.
-
-    Raises:
-        ConfigError: as it is said.
-    """
+    """Raise a ConfigError where an unpacked bundle was not signed with a public key (PEM), or was altered since: it names the part."""
     if not file.is_file():
         raise ConfigError(Problem(str(file), "the signature is missing", expected="the file that `samewise bundle --sign` writes beside the bundle"))
     verifying: Any = importlib.import_module("model_signing.verifying")

@@ -57,11 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make(folder: Path, package: str) -> list[str]:
-    """Write the project, whole or not at all; the names of its files.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the project, whole or not at all; the names of its files. An OSError where it cannot be written."""
     whole = folder.resolve()
     there = next(place for place in (whole, *whole.parents) if place.is_dir())
     with tempfile.TemporaryDirectory(prefix=".samewise-init-", dir=there) as beside:

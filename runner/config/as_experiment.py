@@ -40,11 +40,7 @@ def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
 
 
 def put(text: str, file: Path, wanted: Composed, *, name: str, project: Project) -> None:
-    """Make the file of what `write` gave, where there is none, if it composes to what was wanted; else leave none.
-
-    Raises:
-        ConfigError: it would be another experiment.
-    """
+    """Make the file of what `write` gave, where there is none, if it composes to what was wanted; else leave none, and raise a ConfigError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "x", encoding="utf-8") as handle:
         handle.write(text)

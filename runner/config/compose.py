@@ -190,11 +190,7 @@ def load(path: Path) -> Composed:
 
 
 def parse(text: str, name: str = "config") -> Composed:
-    """What `dump` wrote.
-
-    Raises:
-        ConfigError: it is not a config.
-    """
+    """What `dump` wrote; a ConfigError where it is not a config."""
     require_modest(text, name, interpolations="none")
     try:
         if not isinstance(yaml.safe_load(text), dict):

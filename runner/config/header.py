@@ -17,11 +17,7 @@ def write(choices: Mapping[str, str], label: str) -> str:
 
 
 def read(text: str) -> tuple[dict[str, str], str]:
-    """(choices, label) of a config; empty where it has none.
-
-    Raises:
-        ValueError: a line is not what `write` writes.
-    """
+    """(choices, label) of a config, empty where it has none; a ValueError where a line is not what `write` writes."""
     first, second = [*text.split("\n", 2)[:2], ""][:2]
     choices = parse_json(first.removeprefix(_CHOICES)) if first.startswith(_CHOICES) else {}
     label = parse_json(second.removeprefix(_LABEL)) if second.startswith(_LABEL) else ""

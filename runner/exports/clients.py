@@ -80,14 +80,7 @@ CLIENTS: Final[tuple[Client, ...]] = (Cpp(), Node(), Java())
 
 
 def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> list[Difference] | str:
-    """Run an export's vectors in a client.
-
-    Returns:
-        Where it differs from what is expected, one for each output that does; or why it was not run, in words.
-
-    Raises:
-        ValueError: it fails, in its own words.
-    """
+    """Run an export's vectors in a client; a ValueError, in its own words, where it fails."""
     command = client.command(folder / client.folder)
     if isinstance(command, str):
         return command

@@ -38,11 +38,7 @@ class Volume:
 
     @classmethod
     def of(cls, path: str, source: object) -> Volume:
-        """Of a config's words: `CLAIM`, `CLAIM/FOLDER` or `/FOLDER/OF/THE/NODE`.
-
-        Raises:
-            ConfigError: it is not one of these.
-        """
+        """Of a config's words: `CLAIM`, `CLAIM/FOLDER` or `/FOLDER/OF/THE/NODE`. A ConfigError for any other."""
         where = f"volumes.{path}"
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
             raise ConfigError(Problem(where, "is also the path in the pod, so it must be absolute", path, "a path that starts with /, without .."))

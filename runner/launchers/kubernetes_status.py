@@ -23,11 +23,7 @@ class Cluster:
     namespace: str | None
 
     def apply(self, manifest: Path) -> None:
-        """Have it make the Job.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """Have it make the Job; a ConfigError where it does not."""
         done = self._call("apply", f"--filename={manifest}")
         if done.returncode:
             hint = "`kubectl config current-context` names the cluster; launcher.apply=false writes the manifest only"

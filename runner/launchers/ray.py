@@ -191,11 +191,7 @@ class Ray(Launcher):
         return self._home / "ray" / "cancelled" / name
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None, *, post: bool = False, wait: bool = False) -> Any:
-        """One request.
-
-        Raises:
-            ConfigError: it is refused, or not answered.
-        """
+        """One request; a ConfigError where it is refused, or not answered."""
         try:
             return self._server.ask(path, body, post=post)
         except Refused as refused:

@@ -93,15 +93,7 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
 
 
 def suggest(tried: list[Size], *, samples: int) -> dict[str, Any]:
-    """What sizes that were tried say.
-
-    Returns:
-        `batch_size`, the smallest that is as fast per sample as the fastest; `reason`; `fastest`; `largest`, the largest that fits; `samples_per_s`;
-        `is_largest`, whether a larger one was found not to fit; `tried`.
-
-    Raises:
-        TrainingError: none fits.
-    """
+    """What sizes that were tried say; a TrainingError where none fits."""
     fits = [one for one in tried if one.fits]
     if not fits:
         raise TrainingError(Problem("tune batch_size", f"no batch fits: {tried[0].why if tried else 'there are too few samples'}", hint="a smaller model"))

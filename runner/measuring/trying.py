@@ -80,11 +80,7 @@ class Trial:
 
 
 def require_one_process(run: Run) -> None:
-    """Refuse a run of several processes.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Raise a ConfigError for a run of several processes."""
     if run.strategy.peers.size > 1:
         raise ConfigError(
             Problem("strategy", "what is tuned here is what one process does", hint="strategy=single replicas=1; batch_size is then that of each")

@@ -31,11 +31,7 @@ def seal(said: bytes, purpose: str) -> bytes:
 
 
 def unseal(heard: bytes, purpose: str) -> bytes:
-    """The message, where a process with the secret has said it for this purpose.
-
-    Raises:
-        TrainingError: another process has said it.
-    """
+    """The message, where a process with the secret has said it for this purpose; else a TrainingError."""
     mark, said = heard[:MARK], heard[MARK:]
     if not hmac.compare_digest(mark, _mark(said, purpose)):
         words = f"was told something that no rank of this run has said ({purpose}); it has not been used"

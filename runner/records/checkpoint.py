@@ -231,11 +231,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_sharded(state: dict[str, Any], path: Path, empty: Callable[[list[int], torch.dtype], Tensor] | None = None) -> dict[str, Any]:
-    """What `read` gave, with the tensors that were written in shards; `empty` makes each, or this process's shard of it.
-
-    Raises:
-        CheckpointError: the shards cannot be read.
-    """
+    """What `read` gave, with the tensors that were written in shards; `empty` makes each, or this process's shard. A CheckpointError: they cannot be read."""
     if "shards" not in state:
         return state
     try:

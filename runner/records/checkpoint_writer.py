@@ -64,11 +64,7 @@ class Checkpoints:
         self._error: BaseException | None = None
 
     def shards_folder(self, step: int) -> Path:
-        """Where the processes are to write their shards of the next checkpoint before `save`: a new folder.
-
-        Raises:
-            TrainingError: the checkpoint before it could not be written.
-        """
+        """Where the processes are to write their shards of the next checkpoint before `save`: a new folder. A TrainingError: the one before failed."""
         self.wait()
         folder = self._shards(step)
         shutil.rmtree(folder, ignore_errors=True)
@@ -99,11 +95,7 @@ class Checkpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the checkpoint being written is on disk.
-
-        Raises:
-            TrainingError: it could not be written.
-        """
+        """Until the checkpoint being written is on disk; a TrainingError where it could not be written."""
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -176,11 +168,7 @@ class Checkpoints:
         return sorted((one for one in kept if one.metrics and monitor in one.metrics), key=rank)
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Rename what lies beyond `step`: damaged ones, when an older one is resumed from. Leftovers of interrupted writes are removed.
-
-        Returns:
-            Where they are now.
-        """
+        """Rename what lies beyond `step` (damaged ones, when an older one is resumed from) and say to what. Leftovers of interrupted writes are removed."""
         for leftover in self._folder.glob(".step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         return [set_aside(one.path, "damaged") for one in list_checkpoints(self._folder) if one.step > step]

@@ -83,11 +83,7 @@ def require_writable(option: str, place: Path, *, file: bool = False, hint: str 
 
 
 def require_no_link(*paths: Path) -> None:
-    """Refuse what is about to be written where it is a link: in a folder that someone else made it may lead to any file of the user's.
-
-    Raises:
-        DamagedFile: one is.
-    """
+    """Raise DamagedFile where a link is about to be written: in a folder that someone else made it may lead to any file of the user's."""
     if found := next((path for path in paths if path.is_symlink()), None):
         raise damaged(found, "it is a link, which may lead to any file of yours")
 
@@ -213,11 +209,7 @@ def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """A JSON value.
-
-    Raises:
-        ValueError: it is none, told in words.
-    """
+    """A JSON value; a ValueError, in words, where the text is none."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -229,11 +221,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def require_shape(path: Path, value: Any, shape: Any, at: str = "") -> Any:
-    """The value, where it has the shape.
-
-    Raises:
-        DamagedFile: it has not.
-    """
+    """The value, where it has the shape; else DamagedFile is raised."""
     wrong = misfit(value, shape, at)
     if wrong:
         raise damaged(path, wrong)

@@ -120,10 +120,6 @@ class RunFolder:
 
 
 def require_root(run_root: Path) -> None:
-    """Refuse a folder of runs that is not there.
-
-    Raises:
-        ConfigError: as it is said.
-    """
+    """Raise a ConfigError for a folder of runs that is not there."""
     if not run_root.is_dir():
         raise ConfigError(Problem("--run-root", "there is no such folder", str(run_root), "the folder that run_root=FOLDER named in training"))

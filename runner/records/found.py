@@ -15,11 +15,7 @@ RESTORE: Final = "if it is one, restore the file from a copy: nothing else says 
 
 
 def find(name: str, *, run_root: Path) -> RunFolder:
-    """The run called `name`: its folder, the start of its fingerprint, or its MLflow run id.
-
-    Raises:
-        ConfigError: none matches, or several do.
-    """
+    """The run called `name`: its folder, the start of its fingerprint, or its MLflow run id. A ConfigError where none matches, or several do."""
     given = Path(name)
     if (given / "config.yaml").is_file():
         return RunFolder(given)

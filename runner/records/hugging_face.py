@@ -29,11 +29,7 @@ _FILE = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 
 
 def settled(weights: str) -> str:
-    """`hf:OWNER/NAME@COMMIT`, of `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` as it is in the cache now.
-
-    Raises:
-        ConfigError: it is not there.
-    """
+    """`hf:OWNER/NAME@COMMIT`, of `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` as it is in the cache now; a ConfigError where it is not there."""
     return f"{weights.partition('@')[0]}@{snapshot(weights).name}"
 
 

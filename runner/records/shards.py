@@ -73,11 +73,7 @@ def _with_empty(state: Any, empty: Callable[[list[int], torch.dtype], Tensor], t
 
 
 def save(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write this process's shards; all processes call it for one folder, which they share.
-
-    Raises:
-        RuntimeError: one of them could not.
-    """
+    """Write this process's shards; all processes call it for one folder, which they share. A RuntimeError where one of them could not."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as write

@@ -98,20 +98,12 @@ def digests_of(file: Path) -> Mapping[str, str] | None:
 
 
 def files_in(record: Path) -> Files:
-    """What a run's or sweep's `sources.json` holds; empty where there is none.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
+    """What a run's or sweep's `sources.json` holds; empty where there is none, a ConfigError where it is damaged."""
     return (read_json(record, shapes.SOURCES) or {}).get("files", {})
 
 
 def list_changes(record: Path) -> list[str]:
-    """What is other now in the code that was recorded, as sentences.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
+    """What is other now in the code that was recorded, as sentences; a ConfigError where the record is damaged."""
     before = files_in(record)
     now = present(before)
     gone = [f"{label} {'no longer exists' if place(label) is None else 'cannot be read'}" for label in before if label not in now]

@@ -194,11 +194,7 @@ class SweepFolder:
 
     @contextmanager
     def hold_lock(self) -> Generator[None]:
-        """Hold the sweep, as the one process that starts its jobs; the lock goes with the process, however it ends.
-
-        Raises:
-            ConfigError: another process holds it.
-        """
+        """Hold the sweep, as the one process that starts its jobs, or raise a ConfigError; the lock goes with the process, however it ends."""
         try:
             with locks.hold(self.path / ".lock"):
                 yield
@@ -224,11 +220,7 @@ def below(run_root: Path) -> Iterator[SweepFolder]:
 
 
 def find(name: str, *, run_root: Path) -> SweepFolder:
-    """The sweep called `name`: its folder, its id, or the start of one of the id's parts.
-
-    Raises:
-        ConfigError: none matches, or several do.
-    """
+    """The sweep called `name`: its folder, its id, or the start of one of the id's parts. A ConfigError where none matches, or several do."""
     if (Path(name) / "sweep.json").is_file():
         return SweepFolder(Path(name))
     known = list(below(run_root))

@@ -42,11 +42,7 @@ def read(file: str) -> Syntax:
 
 
 def raw_digest(file: str) -> str:
-    """The SHA-256 of a file's bytes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The SHA-256 of a file's bytes."""
     return _raw_digest(file, *_state(file))
 
 

@@ -265,11 +265,7 @@ def _require_line(path: Path, number: int, text: bytes) -> dict[str, Any]:
 
 
 def algorithm_of(path: Path, head: Mapping[str, Any]) -> str:
-    """How the tensors of a trace are digested.
-
-    Raises:
-        DamagedFile: by something that is not known here.
-    """
+    """How the tensors of a trace are digested; DamagedFile where that is not known here."""
     name = head.get("algorithm", XXH3)
     if name not in ALGORITHMS:
         raise damaged(path, f"its digests are by {name!r}, which this version does not know")

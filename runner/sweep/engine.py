@@ -272,11 +272,7 @@ def _asked_to_stop(sweep: Sweep) -> Generator[None]:
 
 
 def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
-    """Raise where a sweeper that has to be asked is to be handed over whole.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Raise a ConfigError where a sweeper that has to be asked is to be handed over whole."""
     if launcher.detached and not sweeper.listed:
         hint = "add --wait: this process then asks the sweeper, submits one job at a time, and must stay running"
         raise ConfigError(

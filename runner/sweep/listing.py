@@ -72,11 +72,7 @@ class Listed:
 
 
 def list_runs(run_root: Path) -> list[Listed]:
-    """All runs, the one that was changed last at the end. One whose files are damaged is listed as far as they tell, with a warning.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """All runs of a folder, the one changed last at the end; a ConfigError where there is none. Damaged files are told as far as they go, with a warning."""
     require_root(run_root)
     return sorted((read_run(folder) for folder in saved.below(run_root)), key=lambda one: one.changed)
 
@@ -158,11 +154,7 @@ def _holds(value: Any, sign: str, text: str) -> bool:
 
 
 def in_order(runs: Sequence[Listed], key: str) -> list[Listed]:
-    """By a field or metric, the largest first (`-KEY`: the smallest); those without it last.
-
-    Raises:
-        ConfigError: no run has it.
-    """
+    """By a field or metric, the largest first (`-KEY`: the smallest); those without it last. A ConfigError where no run has it."""
     name, sign = key.removeprefix("-"), 1 if key.startswith("-") else -1
     values = _values("--sort", name, runs)
     known = [one for one in runs if values[one.folder] is not None]

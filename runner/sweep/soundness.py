@@ -15,11 +15,7 @@ from samewise.runner.sweep.points import ComposedPoint
 
 
 def require_sound(points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False) -> None:
-    """Raise everything that is wrong with the points.
-
-    Raises:
-        ConfigError: something is.
-    """
+    """Raise everything that is wrong with the points, as a ConfigError."""
     found = problems_of(points, project, elsewhere=elsewhere)
     if found:
         raise ConfigError(*found)

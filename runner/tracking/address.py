@@ -70,11 +70,7 @@ def check_uri(uri: str, *, path: str = "tracking.uri") -> str:
 
 
 def require_there(uri: str, *, path: str) -> None:
-    """Refuse a store that does not exist, or a server that does not answer: MLflow would make the one, and try the other for minutes.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Raise a ConfigError for a store that does not exist, or a server that does not answer: MLflow would make the one, and try the other for minutes."""
     file = sqlite_file(uri)
     if file is not None and not (file.is_file() and file.stat().st_size):
         raise ConfigError(Problem(path, "there is no MLflow store here yet", str(file), "a store made by a training run", _MAKE_ONE))

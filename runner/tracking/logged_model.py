@@ -38,14 +38,7 @@ _RATE = 8000
 
 
 def log(client: MlflowClient, folder: RunFolder, *, run_id: str, experiment_id: str, config: Mapping[str, Any], step: int) -> str:
-    """Log the model; what an earlier try left off is gone on with.
-
-    Returns:
-        The logged model's id.
-
-    Raises:
-        Exception: whatever the client raises when the store cannot be reached.
-    """
+    """Log the model; its id. What an earlier try left off is gone on with."""
     name = _as_name(folder.path.absolute().parent.name)
     found = client.search_logged_models([experiment_id], filter_string=f"source_run_id = '{run_id}' AND name = '{name}'", max_results=1)
     model = found[0] if found else client.create_logged_model(experiment_id, name=name, source_run_id=run_id)
@@ -94,11 +87,7 @@ def _as_name(name: str) -> str:
 
 
 def register(client: MlflowClient, name: str, *, model_id: str, run_id: str) -> str:
-    """Make a logged model the next version of a registered one, which is created where there is none of this name; a second time, nothing.
-
-    Returns:
-        The version.
-    """
+    """Make a logged model the next version, which is returned, of a registered one: created where there is none of this name; a second time, nothing."""
     try:
         client.create_registered_model(name)
     except MlflowException as error:

@@ -15,14 +15,7 @@ _TAG = "samewise.report_of"
 
 
 def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -> str:
-    """Log the files of a sweep's report; a later report of the same sweep takes the place of an earlier one.
-
-    Returns:
-        The MLflow run's id.
-
-    Raises:
-        Exception: whatever the client raises when the store cannot be reached.
-    """
+    """Log the files of a sweep's report; the MLflow run's id. A later report of the same sweep takes the place of an earlier one."""
     uri = check_uri(str(settings["uri"]))
     client = open_client(uri)
     experiment = experiment_id(client, f"{settings['experiment']} reports", settings)
@@ -32,14 +25,7 @@ def log_report(sweep: str, files: Sequence[Path], settings: Mapping[str, Any]) -
 
 
 def log_profile(name: str, fingerprint: str, files: Sequence[Path], metrics: Mapping[str, float], settings: Mapping[str, Any]) -> str:
-    """Log a profile of an experiment, each as a run of its own.
-
-    Returns:
-        The MLflow run's id.
-
-    Raises:
-        Exception: whatever the client raises when the store cannot be reached.
-    """
+    """Log a profile of an experiment, each as a run of its own; the MLflow run's id."""
     client = open_client(check_uri(str(settings["uri"])))
     experiment = experiment_id(client, f"{settings['experiment']} profiles", settings)
     run = client.create_run(experiment, tags={"samewise.profile_of": fingerprint}, run_name=f"{name} {fingerprint[:12]}")

@@ -87,11 +87,7 @@ def keep_headers_apart() -> None:
 
 
 def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: Sequence[Any]) -> None:
-    """Refuse what compiling cannot go with.
-
-    Raises:
-        ConfigError: each of them is named.
-    """
+    """Raise a ConfigError with what compiling cannot go with."""
     settings, name = cfg.compile, type(strategy).__name__
     problems = list[Problem]()
     if settings.mode != "off":

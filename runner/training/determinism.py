@@ -115,11 +115,7 @@ def warm_up() -> None:
 
 
 def require_deterministic(model: nn.Module, device: torch.device, settings: Any) -> None:
-    """Refuse the layers of a model that would not repeat to the bit and whose operators do not say so themselves: cuDNN's recurrent ones.
-
-    Raises:
-        ConfigError: there are such layers; each is named.
-    """
+    """Raise a ConfigError with the layers of a model that would not repeat to the bit and whose operators do not say so themselves: cuDNN's recurrent ones."""
     import torch
     from torch import nn
 

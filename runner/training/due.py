@@ -31,11 +31,7 @@ def checkpoint_due(run: Run) -> bool:
 
 
 def is_done(run: Run) -> bool:
-    """Whether training has ended.
-
-    Raises:
-        Interrupted: it was asked to stop before that.
-    """
+    """Whether training has ended; Interrupted where it was asked to stop before that."""
     if at_end(run):
         return True
     if reason := run.strategy.peers.stop_agreed:

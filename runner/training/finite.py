@@ -63,11 +63,7 @@ def require_finite_step(
 
 
 def require_finite_model(run: Run) -> None:
-    """Raise before a checkpoint is written where weights or buffers have ceased to be finite. A mask of infinities, which was there at the start, may stay.
-
-    Raises:
-        TrainingError: the first of them, by name.
-    """
+    """Raise a TrainingError before a checkpoint is written where weights or buffers have ceased to be finite. Infinities of the start (a mask) may stay."""
     wrong = [name for name in not_finite(run.model.state_dict().items()) if name not in run.infinite]
     if wrong:
         others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""

@@ -193,11 +193,7 @@ def _agreed(
 
 
 def _as_agreed(composed: Composed, said: Mapping[str, Any]) -> Composed:
-    """With the code and the folder of the process that was asked to train.
-
-    Raises:
-        ConfigError: this rank finds other code.
-    """
+    """With the code and the folder of the process that was asked to train; a ConfigError where this rank finds other code."""
     composed = dataclasses.replace(composed, place=Path(said["folder"]))
     if composed.fingerprint != said["fingerprint"]:
         changed = sources.list_changes(composed.folder.sources) or ["it differs from that of the process that was asked to train"]

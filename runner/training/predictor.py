@@ -53,11 +53,7 @@ class Predictor:
                 return self.recipe.predict(self.model, batch)
 
     def files(self, asked: Sequence[Path]) -> list[Path]:
-        """All files that are asked for: folders and patterns stand for what is in them.
-
-        Raises:
-            ConfigError: there is nothing in one.
-        """
+        """All files that are asked for: folders and patterns stand for what is in them. A ConfigError where that is nothing."""
         return expand(asked, self.recipe)
 
     def predict_files(

@@ -107,11 +107,7 @@ class Run(Parts):
         return list(dict.fromkeys(rate for phase in self.phases for rate in phase.learning_rates()))
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics at the current step.
-
-        Raises:
-            ConfigError: one is not a number.
-        """
+        """Log metrics at the current step; a ConfigError where one is not a number."""
         if wrong := [Problem(name, "this metric is not a number", value, "a number") for name, value in metrics.items() if not hasattr(value, "__float__")]:
             raise ConfigError(*wrong)
         self.recorder.log(metrics, self.step)

@@ -64,11 +64,7 @@ def trial(composed: Composed, project: Project) -> list[str]:
 
 
 def require_processes(composed: Composed, project: Project) -> None:
-    """Whether the processes that the strategy wants can carry the replicas, tried with all but this one pretended; nothing else is built.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Raise a ConfigError where the processes that the strategy wants, all but this one pretended, cannot carry the replicas; nothing else is built."""
     with pretend(0, 1):
         strategy, wanted = _asked(composed, project)
     if wanted > 1:

@@ -250,10 +250,11 @@ def test_weights_that_cannot_be_looked_at_are_told_where_a_format_has_some_by_na
     assert words == ["the same bits; its weights cannot be read: cut off", "the same bits"]
 
 
-def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..., Any], run: Path, exported: Path, tmp_path: Path) -> None:
-    if verified(samewise, exported, 0)["onnx"]["same"]:
-        pytest.skip("onnxruntime gives the same bits here")
+def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     done = samewise("export", run, "--to", "onnx", "--tolerance", "0", "--out", tmp_path / "strict")
+    if done.returncode == 0 and verified(samewise, tmp_path / "strict", 0)["onnx"]["same"]:
+        pytest.skip("onnxruntime gives the same bits here")
     assert done.returncode == 2
     assert "was not exported: output differs by" in done.stderr
     assert not (tmp_path / "strict" / "export.json").exists()

@@ -28,22 +28,14 @@ def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
 
 
 def require_few(path: str, count: int) -> None:
-    """Refuse thousands of processes, which take a machine down before any of them has loaded a sample.
-
-    Raises:
-        ConfigError: they are far more than its cores.
-    """
+    """Raise a ConfigError for thousands of processes, which take a machine down before any of them has loaded a sample."""
     cores = os.cpu_count() or 1
     if count > max(64, 8 * cores):
         raise ConfigError(Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {max(64, 8 * cores)}"))
 
 
 def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
-    """Refuse ranks that are few by themselves, and with the threads and loader workers of each are thousands.
-
-    Raises:
-        ConfigError: they are far more than the machine's cores.
-    """
+    """Raise a ConfigError for ranks that are few by themselves, and with the threads and loader workers of each are thousands."""
     require_few("strategy.nproc", nproc)
     cores, each = os.cpu_count() or 1, cfg.reproducibility.threads + cfg.loader.num_workers
     most = max(_MOST_THREADS, 8 * cores)
