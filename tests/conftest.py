@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
+import importlib
 import os
 import runpy
 import shutil
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 runpy.run_path(str(ROOT / "tests" / "helpers.py"))
-forked = sys.modules["samewise_forked"]
+forked = importlib.import_module("samewise_forked")
 
 
 @pytest.fixture(autouse=True)

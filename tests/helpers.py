@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-for _folder in ("", "datasets", "docs", "kept", "launchers", "oracle", "recipes", "runner"):
-    for _path in Path(__file__).parent.joinpath(_folder).glob("*.py"):
-        if not _path.name.startswith(("test_", "conftest", "helpers")):
-            _name = "_".join(filter(None, ("samewise", _folder, _path.stem)))
-            _spec = importlib.util.spec_from_file_location(_name, _path)
-            assert _spec is not None
-            assert _spec.loader is not None
-            _spec.loader = importlib.util.LazyLoader(_spec.loader)  # some import all of torch, which few tests' collection should wait for
-            sys.modules[_name] = _module = importlib.util.module_from_spec(_spec)
-            _spec.loader.exec_module(_module)
+
+class Beside(MetaPathFinder):
+    """Finds them when they are imported, and not before: some import all of torch, which few tests' collection should wait for."""
+
+    def __init__(self) -> None:
+        folders = ("", "datasets", "docs", "kept", "launchers", "oracle", "recipes", "runner")
+        paths = [(folder, path) for folder in folders for path in Path(__file__).parent.joinpath(folder).glob("*.py")]
+        modules = [(folder, path) for folder, path in paths if not path.name.startswith(("test_", "conftest", "helpers"))]
+        self.known = {"_".join(filter(None, ("samewise", folder, path.stem))): path for folder, path in modules}
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return importlib.util.spec_from_file_location(fullname, self.known[fullname]) if fullname in self.known else None
+
+
+sys.meta_path.append(Beside())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -17,13 +15,11 @@ import urllib.request
 import webbrowser
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
 
 from samewise.runner.commands import add_trust
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, TrainingError
-from samewise.runner.records import trust as signatures
-from samewise.runner.records.files import read_text, write_atomically
-from samewise.runner.tracking.address import check_uri, require_there, sqlite_file, without_password
+from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.tracking import store_places
+from samewise.runner.tracking.address import check_uri, require_there, sqlite_file
 
 EXAMPLES = """examples:
   samewise ui                                    the store in runs/mlflow.db
@@ -60,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         if args.open:
             webbrowser.open(uri)
         return 0
-    _require_places(uri, trust=args.trust)
+    store_places.require(uri, trust=args.trust)
     port = _port(args.port)
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
     server = subprocess.Popen(
@@ -80,53 +76,6 @@ def run(args: argparse.Namespace) -> int:
     finally:
         _stop(server)
     return 0
-
-
-def _require_places(uri: str, *, trust: bool) -> None:
-    """Refuse a store that has MLflow show what lies outside of its own folder: in one that was received, a stranger has chosen the places.
-
-    The store changes with every run, so what is signed, and asked for once, is a list of these places beside it.
-    """
-    file = sqlite_file(uri)
-    if file is None:
-        return
-    home = file.absolute().parent.resolve()
-    try:
-        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as store:
-            experiments, runs = (
-                {_outside(str(row[0]), home) for row in store.execute(query) if row[0]}
-                for query in ("SELECT artifact_location FROM experiments", "SELECT artifact_uri FROM runs")
-            )
-            with contextlib.suppress(sqlite3.Error):  # a store of an MLflow before 3 has no models in runs
-                runs |= {_outside(str(row[0]), home) for row in store.execute("SELECT artifact_location FROM logged_models") if row[0]}
-    except sqlite3.Error:  # MLflow says what is wrong with it
-        return
-    others = {place for place in runs if ".." in place or not any(root and place.startswith(f"{root}/") for root in experiments)}
-    outside = sorted(map(without_password, (experiments | others) - {""}))
-    listed = file.absolute().with_name(f".{file.name}.places")
-    text = "".join(f"{one}\n" for one in outside)
-    if not outside or (signatures.is_signed(listed) and read_text(listed) == text):
-        return
-    if trust:
-        with contextlib.suppress(TrainingError):  # a folder that cannot be written: it is trusted this time
-            write_atomically(listed, text)
-            signatures.sign(listed)
-        return
-    rest = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
-    words = f"the store has MLflow show files outside of its folder, to whoever on this machine opens the page: {', '.join(outside[:3])}{rest}"
-    raise ConfigError(Problem(str(file), words, hint="if these places are yours, or you trust whoever made the store, add --trust; it is remembered for them"))
-
-
-def _outside(named: str, home: Path) -> str:
-    """A place that is not in the folder `home`, nor where the server of this command keeps files; "" for any other."""
-    try:
-        parts = urlsplit(named)
-    except ValueError:
-        return named
-    if parts.scheme not in ("", "file"):
-        return "" if parts.scheme == "mlflow-artifacts" else named
-    local = Path(unquote(parts.path)).resolve()
-    return "" if local.is_relative_to(home) else str(local)
 
 
 def _port(asked: int | None) -> int:

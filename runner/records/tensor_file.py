@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from samewise.runner.errors import first_line
+from samewise.runner.processes.memory import free_memory
 from samewise.runner.records.digest import tensor_bytes
 from samewise.runner.records.files import write_atomically
 
@@ -22,6 +23,8 @@ KINDS: Final = {
     "BOOL": torch.bool,
 }
 """Kinds of numbers, as the format calls them."""
+_LONGEST_HEADER: Final = 100_000_000
+"""Bytes; the format's own limit."""
 _CALLED: Final = {kind: name for name, kind in KINDS.items()}
 
 
@@ -34,15 +37,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     if path.exists() and not path.is_file():
         raise ValueError("it is not a regular file")
-    held = bytearray(path.read_bytes())
     try:
-        start = 8 + int.from_bytes(held[:8], "little")
-        header = json.loads(held[8:start])
-        if not isinstance(header, dict):
-            raise ValueError("its header is not a mapping")
-        header.pop("__metadata__", None)
-        if sum(max(0, one["data_offsets"][1] - one["data_offsets"][0]) for one in header.values()) > len(held) - start:
-            raise ValueError("its tensors overlap, or the file is shorter than its header says")
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            start = 8 + int.from_bytes(file.read(8), "little")
+            if start > _LONGEST_HEADER:
+                raise ValueError("its header is longer than such a file's can be")
+            header = json.loads(file.read(start - 8))
+            if not isinstance(header, dict):
+                raise ValueError("its header is not a mapping")
+            header.pop("__metadata__", None)
+            if start + sum(max(0, one["data_offsets"][1] - one["data_offsets"][0]) for one in header.values()) != size:
+                raise ValueError("its tensors overlap, or are not as many bytes as its header says")
+            if size > (free := free_memory()):
+                raise ValueError(f"its tensors take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free")
+            file.seek(0)
+            held = bytearray(size)
+            file.readinto(held)
         return {name: _tensor(held, start, **one) for name, one in header.items()}
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, RecursionError) as error:
         raise ValueError(first_line(error)) from None

@@ -60,6 +60,20 @@ def test_what_is_no_file_in_an_export_is_named_and_not_waited_for(samewise, expo
     assert "--debug" not in done.stderr
 
 
+@pytest.mark.parametrize(("claimed", "said"), [(4, "are not as many bytes as its header says"), (200 << 30, "GB of memory are free")])
+@pytest.mark.parametrize("name", ["vectors.safetensors", "weights.safetensors"])
+def test_tensors_that_no_memory_holds_are_named_before_they_are_read(samewise, export, name, claimed, said) -> None:
+    """200 GB that take no room on the disk, as a sparse file in an archive."""
+    header = json.dumps({"weight": {"dtype": "U8", "shape": [claimed], "data_offsets": [0, claimed]}}).encode()
+    with (export / name).open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + (200 << 30))
+    done = samewise("verify", export)
+    assert done.returncode == 2, done.stdout
+    assert f"{export / name}: " in done.stderr
+    assert said in done.stderr
+
+
 DAMAGED = {
     "nothing in it": "{}",
     "empty": "",

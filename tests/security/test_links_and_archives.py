@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from samewise_tiny import DIGITS
 
-from samewise.runner.commands.ui import _require_places
 from samewise.runner.errors import ConfigError, DamagedFile
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking import logged_model
+from samewise.runner.tracking import logged_model, store_places
 
 TINY = (*DIGITS, "model.width=4", "max_steps=2")
 LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
@@ -179,18 +178,18 @@ def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_tru
 
     def refused() -> str:
         with pytest.raises(ConfigError) as told:
-            _require_places(uri, trust=False)
+            store_places.require(uri, trust=False)
         return str(told.value)
 
     add(str(tmp_path / "mlartifacts" / "1"), f"{tmp_path}/mlartifacts/1/a/artifacts", "mlflow-artifacts:/1")
-    _require_places(uri, trust=False)
+    store_places.require(uri, trust=False)
     add("s3://mine/1", "s3://mine/1/a/artifacts")
     assert ": s3://mine/1; hint: if these places are yours" in refused()
-    _require_places(uri, trust=True)
+    store_places.require(uri, trust=True)
     add("s3://mine/1", "s3://mine/1/b/artifacts")  # another run in the same place
-    _require_places(uri, trust=False)
+    store_places.require(uri, trust=False)
     add("file:///home/me/%2Essh", f"{tmp_path}/mlartifacts/../../secret")
-    assert "mlflow.db: the store has MLflow show files outside of its folder" in refused()
+    assert "mlflow.db: the store has MLflow show or use what is outside of its folder" in refused()
     for place in ("/home/me/.ssh", str(tmp_path.parent / "secret"), "s3://mine/1", "--trust"):
         assert place in refused()
     file.with_name(".mlflow.db.places").write_text(f"/home/me/.ssh\n{tmp_path.parent}/secret\ns3://mine/1\n")  # a stranger's own list
@@ -201,6 +200,44 @@ def test_the_ui_shows_files_outside_of_the_stores_folder_only_where_they_are_tru
         store.commit()
     assert "/etc/ssl/private" in refused()
     assert "m-1" not in refused()
+
+
+ELSEWHERE = {
+    "a registered model": "INSERT INTO model_versions VALUES ('/etc/ssl/private', NULL)",
+    "a registered model's copy": "INSERT INTO model_versions VALUES ('models:/m-1', '/etc/ssl/private')",
+    "a trace": "INSERT INTO trace_tags VALUES ('mlflow.artifactLocation', '/etc/ssl/private')",
+    "who is told of a model": "INSERT INTO webhooks VALUES ('https://stranger.example/ssl/private')",
+    "a trigger": "CREATE TRIGGER \"of /etc/ssl/private\" AFTER INSERT ON trace_tags BEGIN UPDATE experiments SET artifact_location = '/etc'; END",
+    "a trigger by the name of MLflow's": """CREATE TRIGGER prevent_secrets_aad_mutation AFTER INSERT ON trace_tags BEGIN
+        UPDATE experiments SET artifact_location = '/etc/ssl/private'; END""",
+    "a view": "DROP TABLE runs; CREATE VIEW runs AS SELECT '/etc/ssl/private' AS artifact_uri",
+    "beside what is no text": "INSERT INTO experiments VALUES (CAST(x'ff2e' AS TEXT)), ('/etc/ssl/private')",
+}
+
+
+@pytest.mark.parametrize("way", ELSEWHERE)
+def test_whatever_in_a_store_leads_out_of_its_folder_is_told(tmp_path, way) -> None:
+    """A model version, a trace and a webhook name places too; a trigger changes them once they have been looked at: `ui` itself writes tags."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        store.executescript(
+            "CREATE TABLE experiments (artifact_location); CREATE TABLE runs (artifact_uri); CREATE TABLE model_versions (source, storage_location);"
+            f"CREATE TABLE trace_tags (key, value); CREATE TABLE webhooks (url); INSERT INTO experiments VALUES ('{tmp_path}/mlartifacts')"
+        )
+        store_places.require(f"sqlite:///{tmp_path}/mlflow.db", trust=False)
+        store.executescript(ELSEWHERE[way])
+        store.commit()
+    with pytest.raises(ConfigError) as told:
+        store_places.require(f"sqlite:///{tmp_path}/mlflow.db", trust=False)
+    assert "/private" in str(told.value) or "trigger prevent_secrets_aad_mutation" in str(told.value)
+    store_places.require(f"sqlite:///{tmp_path}/mlflow.db", trust=True)
+    store_places.require(f"sqlite:///{tmp_path}/mlflow.db", trust=False)
+
+
+def test_a_store_that_cannot_be_read_is_not_shown(samewise, tmp_path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 4000)
+    done = samewise("ui", "--run-root", tmp_path)
+    assert done.returncode == 2
+    assert f"{tmp_path / 'mlflow.db'}: cannot be read: " in done.stderr
 
 
 def test_the_command_ui_starts_no_server_over_a_store_that_shows_other_folders(samewise, tmp_path, monkeypatch) -> None:

@@ -127,7 +127,7 @@ HEADERS = {
 @pytest.mark.parametrize("kind", HEADERS)
 def test_a_header_of_safetensors_has_no_tensors_made_that_are_not_in_the_file(kind: str, tmp_path: Path) -> None:
     text = json.dumps(HEADERS[kind]).encode()
-    (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4096))
+    (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(0 if kind == "a shape without bytes" else 4096))
     with pytest.raises(ValueError, match=r"has no bytes|overlap|is not a mapping"):
         read_tensors(tmp_path / "a.safetensors")
 

@@ -1,0 +1,102 @@
+"""What an SQLite store has MLflow's server do beyond the store's own folder: a stranger who has made it has chosen the places. Reads it without mlflow."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from samewise.runner.errors import ConfigError, Problem, TrainingError, first_line
+from samewise.runner.records import trust as signatures
+from samewise.runner.records.files import read_text, write_atomically
+from samewise.runner.tracking.address import sqlite_file, without_password
+
+_RUNS = (("runs", "artifact_uri", ""), ("logged_models", "artifact_location", ""))
+"""Where a run's and a logged model's files are: table, column, condition. They lie in their experiment's place as a rule."""
+_OTHERS = (
+    ("experiments", "artifact_location", ""),
+    ("model_versions", "source", ""),
+    ("model_versions", "storage_location", ""),
+    ("trace_tags", "value", "WHERE key IN ('mlflow.artifactLocation', 'mlflow.trace.archiveLocation')"),
+    ("webhooks", "url", ""),
+)
+_REFERS = ("mlflow-artifacts", "models", "runs")
+"""Schemes of what is in the folder that the server keeps, or is asked for at another of these places."""
+_OF_MLFLOW = (
+    "CREATE TRIGGER prevent_secrets_aad_mutation BEFORE UPDATE ON secrets FOR EACH ROW "
+    "WHEN OLD.secret_id != NEW.secret_id OR OLD.secret_name != NEW.secret_name "
+    "BEGIN SELECT RAISE(ABORT, 'secret_id and secret_name are immutable (used as AAD in encryption)'); END",
+)
+"""The triggers that MLflow 3.17 makes, on one line each."""
+
+
+def require(uri: str, *, trust: bool) -> None:
+    """Refuse a store that has MLflow show or call what lies outside of its own folder, until it is trusted.
+
+    The store changes with every run, so what is signed, and asked for once, is a list of these places beside it. A trigger or a view can change
+    what the store says once it has been looked at, so those that MLflow does not make are on the list too.
+
+    Args:
+        uri: As `check_uri` gives it; any but that of an SQLite file passes.
+        trust: Whether the user has said `--trust`.
+
+    Raises:
+        ConfigError: it is not trusted, or cannot be read.
+    """
+    file = sqlite_file(uri)
+    if file is None:
+        return
+    try:
+        outside = _outside(file)
+    except sqlite3.Error as error:
+        said = first_line(error)
+        raise ConfigError(
+            Problem(str(file), f"cannot be read: {said}", expected="an MLflow store", hint="wait until no other process holds it, or restore it")
+        ) from None
+    listed = file.absolute().with_name(f".{file.name}.places")
+    text = "".join(f"{one}\n" for one in outside)
+    if not outside or (signatures.is_signed(listed) and read_text(listed) == text):
+        return
+    if trust:
+        with contextlib.suppress(TrainingError):  # a folder that cannot be written: it is trusted this time
+            write_atomically(listed, text)
+            signatures.sign(listed)
+        return
+    rest = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
+    words = f"the store has MLflow show or use what is outside of its folder, for whoever on this machine opens the page: {', '.join(outside[:3])}{rest}"
+    raise ConfigError(Problem(str(file), words, hint="if these places are yours, or you trust whoever made the store, add --trust; it is remembered for them"))
+
+
+def _outside(file: Path) -> list[str]:
+    """Places that are not in the store's folder, and what could change them, in order."""
+    home = file.absolute().parent.resolve()
+    with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as store:
+        store.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")  # one that is not text would end the reading
+        runs = {place for one in _RUNS for place in _places(store, one, home)}
+        others = {place for one in _OTHERS for place in _places(store, one, home)}
+        made = store.execute("SELECT type || ' ' || name, sql FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchall()
+    below = {place for place in runs if ".." not in place and any(place.startswith(f"{root}/") for root in others)}
+    foreign = {str(name) for name, sql in made if " ".join(str(sql).split()) not in _OF_MLFLOW}
+    return sorted(without_password(one).replace("\n", "\\n") for one in (others | runs) - below | foreign)
+
+
+def _places(store: sqlite3.Connection, where: tuple[str, str, str], home: Path) -> set[str]:
+    table, column, condition = where
+    if (column,) not in store.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall():  # a store of another MLflow, or an empty one
+        return set()
+    found = store.execute(f"SELECT DISTINCT {column} FROM {table} {condition}")
+    return {place for (named,) in found if named and (place := _if_outside(str(named), home))}
+
+
+def _if_outside(named: str, home: Path) -> str:
+    """A place that is not in the folder `home`, nor where the server of this command keeps files; "" for any other."""
+    try:
+        parts = urlsplit(named)
+    except ValueError:
+        return named
+    if parts.scheme not in ("", "file"):
+        return "" if parts.scheme in _REFERS else named
+    local = Path(unquote(parts.path)).resolve()
+    return "" if local.is_relative_to(home) else str(local)
