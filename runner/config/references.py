@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from samewise.runner.config.yaml_files import VALUES, too_many
 from samewise.runner.errors import ConfigError, Problem
 
 LARGEST = 5_000_000
@@ -25,43 +26,47 @@ def require_modest_references(cfg: DictConfig) -> None:
     """Follow all references without making what they lead to.
 
     Raises:
-        ConfigError: the config would come to more than `LARGEST`, or its references lead from one to the next more than `LINKS` times.
+        ConfigError: the config has more than `VALUES` values, would come to more than `LARGEST`, or more than `LINKS` references follow each other.
     """
     whole = OmegaConf.to_container(cfg, resolve=False)
-    known = dict[tuple[str, ...], tuple[int, int]]()
+    known = dict[tuple[str, ...], tuple[int, int, int]]()
     try:
-        size, links = _measured(whole, (), whole, known)
+        size, links, values = _measured(whole, (), whole, known)
     except RecursionError:
-        size, links = 0, LINKS + 1
+        size, links, values = 0, LINKS + 1, 0
     if links > LINKS:
         hint = "refer to the first of them"
         raise ConfigError(Problem("", "values of the config refer to each other in too long a chain", expected=f"at most {LINKS} in a row", hint=hint))
     if size >= LARGEST:
-        path = max((path for path, (size, _) in known.items() if size >= LARGEST), key=len)
+        path = max((path for path, (size, *_) in known.items() if size >= LARGEST), key=len)
         words = "repeats other values so often that it would not fit into memory"
         raise ConfigError(Problem(".".join(path), words, _at(whole, path), f"a config of at most {LARGEST:,} characters, all its ${{...}} followed"))
+    if values > VALUES:  # of all files together, and with their references followed: each file is within the limit
+        raise too_many("the config")
 
 
-def _measured(whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str, ...], tuple[int, int]]) -> tuple[int, int]:
-    """(characters and values below a path, as far as `LARGEST`; references in a row). Nothing for a value that leads to itself, which is told elsewhere."""
+def _measured(whole: Any, path: tuple[str, ...], node: Any, known: dict[tuple[str, ...], tuple[int, int, int]]) -> tuple[int, int, int]:
+    """(characters and values below a path, as far as `LARGEST`; references in a row; values). Nothing for one that leads to itself, which is told elsewhere."""
     if path not in known:
-        known[path] = 0, 0
+        known[path] = 0, 0, 0
+        own = 1
         if isinstance(node, str) and "${" in node:
             parts, given = _followed(whole, path, node, known)
-            size, links = sum(size for size, _ in parts) + len(given), 1 + max((links for _, links in parts), default=0)
+            size, links, own = len(given), 1, 0
         elif isinstance(node, Mapping | list):
             items = cast(Mapping[Any, Any], node).items() if isinstance(node, Mapping) else enumerate(cast(list[Any], node))
             parts = [_measured(whole, (*path, str(key)), part, known) for key, part in items]
-            size, links = sum(size for size, _ in parts), max((links for _, links in parts), default=0)
+            size, links = 0, 0
         else:
-            size, links = len(str(node)), 0
-        known[path] = min(1 + size, LARGEST), links
+            parts, size, links = [], len(str(node)), 0
+        size += sum(size for size, *_ in parts)
+        known[path] = min(1 + size, LARGEST), links + max((links for _, links, _ in parts), default=0), own + sum(values for *_, values in parts)
     return known[path]
 
 
-def _followed(whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[str, ...], tuple[int, int]]) -> tuple[list[tuple[int, int]], str]:
+def _followed(whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[str, ...], tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], str]:
     """What each reference in a text comes to, the innermost first, as what one gives may be a part of another's path; and the text that is left."""
-    parts = list[tuple[int, int]]()
+    parts = list[tuple[int, int, int]]()
     while found := _INNERMOST.search(text):
         before, after = text[: found.start()], text[found.end() :]
         target = _target(found[1], path)

@@ -10,8 +10,8 @@ import yaml
 
 from samewise.runner.errors import ConfigError, Problem
 
-VALUES = 100_000
-"""Values of one file, those that stand for others (`*name`) counted as often as they are repeated."""
+VALUES = 10_000
+"""Values of a file, and of a whole config: those that stand for others (`*name`) count as often as they are repeated. OmegaConf takes a millisecond for each."""
 DEPTH = 100
 
 Interpolations = Literal["all", "own", "none"]
@@ -69,7 +69,7 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
             sizes |= {event.anchor: size} if event.anchor else {}
             total += size
         if total > VALUES:
-            raise ConfigError(Problem(name, "has too many values for a config", expected=f"at most {VALUES:,}, repeated ones counted each time"))
+            raise too_many(name)
         if len(opened) > DEPTH:
             raise _too_deep(name)
 
@@ -89,6 +89,12 @@ def _asks_for_more(value: str) -> bool:
     while reduced != value:
         reduced, value = value, _OWN.sub("x", value)
     return ":" in value.partition("${")[2]
+
+
+def too_many(name: str) -> ConfigError:
+    """That what is called `name` has more than `VALUES` values."""
+    hint = "keep a long list in a file of its own, and name the file in the config"
+    return ConfigError(Problem(name, "has too many values for a config", expected=f"at most {VALUES:,}, repeated ones counted each time", hint=hint))
 
 
 def _too_deep(name: str) -> ConfigError:

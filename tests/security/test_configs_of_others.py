@@ -147,6 +147,18 @@ def test_a_saved_config_whose_values_double_each_other_is_refused() -> None:
         parse(text, "config.yaml")
 
 
+def test_more_values_than_a_config_has_are_refused_in_a_file_and_where_they_are_repeated(samewise, theirs) -> None:
+    """24,000 numbers in a list took `check` twenty seconds."""
+    done = samewise("check", "experiment=x", "--config-dir", theirs(f"recipe:\n  metrics: {[1] * 10_000}\n"))
+    assert done.returncode == 2
+    assert "x.yaml: has too many values for a config; hint: keep a long list in a file of its own" in done.stderr
+    assert samewise("show", "experiment=x", "--config-dir", theirs(f"recipe:\n  metrics: {[1] * 2_000}\n")).returncode == 0
+    repeated = "".join(f"  a{number}: ${{param_groups.a}}\n" for number in range(200))  # ten times as much took minutes
+    done = samewise("check", "experiment=x", "--config-dir", theirs(f"param_groups:\n  a: {[1] * 200}\n{repeated}"))
+    assert done.returncode == 2
+    assert "the config: has too many values for a config" in done.stderr
+
+
 def test_every_config_of_samewise_is_far_within_the_limits(repository: Path) -> None:
     for file in (repository / "configs").rglob("*.yaml"):
         require_modest(file.read_text() * 20, str(file), interpolations="own")
