@@ -10,7 +10,7 @@ from functools import partial
 from typing import NoReturn
 
 from samewise.runner.commands import commands
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, close, describe, nearest, traced
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, close, describe, ends_are_told, nearest, traced
 from samewise.runner.secrets import plain_output
 
 
@@ -21,6 +21,7 @@ def entry() -> None:
 
 
 @plain_output()
+@ends_are_told()
 def main(argv: Sequence[str]) -> int:
     """Run one command.
 

@@ -6,12 +6,16 @@ import difflib
 import errno
 import os
 import re
+import sys
 import sysconfig
 import textwrap
+import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from samewise.runner.secrets import redact, redact_values
 
@@ -213,9 +217,33 @@ def traced(error: BaseException) -> str:
     return "".join(traceback.format_exception(cause or error))
 
 
+class EndsAtOnce(SystemExit):
+    """An `os._exit`, which would leave nobody to say that it ended the process."""
+
+
+@contextmanager
+def ends_are_told() -> Generator[None]:
+    """Have an `os._exit` of Python code within raise `EndsAtOnce`; in another thread, where nothing would come of that, it ends the process as a failure."""
+    process, leave = os.getpid(), os._exit
+
+    def told(status: int) -> NoReturn:
+        if os.getpid() != process:  # forked
+            leave(status)
+        if threading.current_thread() is not threading.main_thread():
+            print(f"error: a thread ends the process: os._exit({status})", file=sys.stderr, flush=True)
+            leave(status or 1)
+        raise EndsAtOnce(status)
+
+    os._exit = told
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 def ends_process(who: str, error: SystemExit) -> tuple[str, str]:
-    """Message and hint for a `sys.exit` that would end a training."""
-    return f"{who} ends the process: sys.exit({error.code!r})", raised_at(error)
+    """Message and hint for a `sys.exit` or an `os._exit` that would end a training."""
+    return f"{who} ends the process: {'os._exit' if isinstance(error, EndsAtOnce) else 'sys.exit'}({error.code!r})", raised_at(error)
 
 
 def describe(error: BaseException) -> tuple[int, str]:

@@ -41,8 +41,23 @@ class Empties(Callback):
                 shutil.rmtree(one) if one.is_dir() else one.unlink()
 
 class Vanishes(Callback):
+    def __init__(self, thread=False, at_once=False):
+        self.thread = thread
+        if at_once:
+            os._exit(0)
+
     def on_step(self, run, outcome):
+        if self.thread:
+            import threading
+            one = threading.Thread(target=os._exit, args=(0,))
+            one.start()
+            one.join()
         os._exit(0)
+
+class VanishesInC(Callback):
+    def on_step(self, run, outcome):
+        import ctypes
+        ctypes.CDLL(None)._exit(0)
 """
 
 
@@ -210,6 +225,26 @@ def test_a_data_set_that_exits_in_a_later_step_does_not_end_as_finished(samewise
     assert not list(lab.glob("runs/*/*/summary.json"))
 
 
+@pytest.mark.parametrize(("command", "more"), [("train", ""), ("check", ",at_once:true")])
+def test_a_component_that_ends_the_process_at_once_is_named(samewise, lab, command, more) -> None:
+    given = [*TINY, "name=one", f"run_root={lab}/runs", f"+callbacks.x={{_target_:lab_of_damage.Vanishes{more}}}"]
+    done = samewise(command, "--package", "lab_of_damage", *given)
+    assert done.returncode not in (0, 3), done.stdout
+    assert "ends the process: os._exit(0)" in done.stderr
+    assert "lab_of_damage.py:" in done.stderr
+    assert os._exit.__module__ == "posix"  # as it was
+
+
+@pytest.mark.slow
+def test_a_thread_that_ends_the_process_is_told(lab) -> None:
+    given = [*TINY, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.Vanishes,thread:true}"]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    start = [sys.executable, "-m", "samewise", "train", "--package", "lab_of_damage", *given]
+    done = subprocess.run(start, cwd=lab, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error: a thread ends the process: os._exit(0)" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "more", "said"),
@@ -219,7 +254,7 @@ def test_a_data_set_that_exits_in_a_later_step_does_not_end_as_finished(samewise
     ],
 )
 def test_a_process_that_ends_itself_without_a_word_is_no_success(lab, command, more, said) -> None:
-    given = [*TINY, *more, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.Vanishes}"]
+    given = [*TINY, *more, "name=one", f"run_root={lab}/runs", "+callbacks.x={_target_:lab_of_damage.VanishesInC}"]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     start = [sys.executable, "-m", "samewise", command, "--package", "lab_of_damage", *given]
     done = subprocess.run(start, cwd=lab, env=variables, capture_output=True, text=True, check=False)
