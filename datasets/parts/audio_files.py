@@ -99,11 +99,6 @@ def audio_info(path: str | os.PathLike[str]) -> AudioInfo:
         return AudioInfo(samples.shape[1], rate, samples.shape[0])
 
 
-def resample(waveform: Tensor, *, from_rate: int, to_rate: int) -> Tensor:
-    """float32[..., T] at one rate in Hz to float32[..., ceil(T * to_rate / from_rate)] at another (torchaudio.functional.resample)."""
-    return waveform if from_rate == to_rate else _resampler(from_rate, to_rate)(waveform)
-
-
 def match_audio(folder: Path, pattern: str, *, marks: Mapping[str, str] | None = None, expected: str = "") -> dict[str, re.Match[str]]:
     """The audio files below a folder whose names, as `list_audio` gives them, match `dataset.pattern` from end to end.
 

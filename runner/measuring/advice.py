@@ -18,19 +18,18 @@ _WORTH = {"data": 0.1, "transfer": 0.1, "transforms": 0.15, "exchange": 0.15, "o
 """From which share of a step on a part is told of; the model's own work from half of it on."""
 
 
-def advise(run: Run, found: Mapping[str, Any], *, cores: int | None = None) -> list[dict[str, Any]]:
+def advise(run: Run, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What to change, the largest share of a step first.
 
     Args:
         run: What was measured.
         found: A rank's measurement: `measured_ms`, `parts_ms`, `ranges_ms`, `batch_ms`.
-        cores: That this process may use; None: those that it has.
 
     Returns:
         For each cause its `part`, its `share` of the step, `why` in a sentence, and `change`, by override whether it gives the same bits.
     """
     parts, whole = found["parts_ms"], found["measured_ms"] or 1.0
-    cores = cores or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
     causes = list[dict[str, Any]]()
     for part, least in _WORTH.items():
         if parts[part] / whole >= least:

@@ -19,6 +19,7 @@ LOOPBACK = "127.0.0.1"
 FAILED = "failed"
 """The key of that word."""
 
+_LINGER_S = 3.0
 _met: dict[str, Any] = {}
 """The store, once it is there."""
 
@@ -144,13 +145,13 @@ def announce(error: BaseException) -> bool:
     return True
 
 
-def linger(seconds: float = 3.0) -> None:
+def linger() -> None:
     """In an ending rank: where this process keeps the store, stay until the others have had the time to read in it why."""
     store = _met.get("store")
     with contextlib.suppress(RuntimeError):
         if store is None or store.add("gone", 1) == 0 or os.environ["RANK"] != "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return
-        end = time.monotonic() + seconds
+        end = time.monotonic() + _LINGER_S
         while store.add("gone", 0) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < end:
             time.sleep(0.05)
 

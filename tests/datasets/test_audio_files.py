@@ -8,8 +8,9 @@ import struct
 import pytest
 import soundfile
 import torch
+import torchaudio
 
-from samewise.datasets.parts.audio_files import audio_info, list_audio, read_audio, resample
+from samewise.datasets.parts.audio_files import audio_info, list_audio, read_audio
 from samewise.runner.errors import DataError
 
 RATE = 8000
@@ -56,7 +57,7 @@ def test_another_rate_is_resampled_to_the_one_wanted(tmp_path, rate, wanted):
     assert len(waveform) == audio_info(path).frames_at(wanted) == math.ceil((rate // 2 + 3) * wanted / rate)
     expected = tone(len(waveform), rate=wanted)
     assert (waveform - expected)[100:-100].abs().max() < 0.01
-    assert torch.equal(waveform, resample(read_audio(path)[0], from_rate=rate, to_rate=wanted))
+    assert torch.equal(waveform, torchaudio.transforms.Resample(rate, wanted)(read_audio(path)[0]))
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
