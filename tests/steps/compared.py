@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from samewise_steps import ranks, reference
@@ -10,11 +11,12 @@ from samewise_steps.cases import ROUNDING, Case
 from torch import Tensor
 
 ULP = torch.finfo(torch.float32).eps
+KNOWN: dict[str, tuple[dict[str, Any], Any]] = {}
 
 
 def disagreements(case: Case, planted: tuple[str, str] | None = None) -> list[str]:
     """Where a case's training differs from the reference by more than rounding: sentences, none where it is right. `planted` is as in `ranks.trained`."""
-    initial, ours = ranks.trained(case, planted)
+    initial, ours = _trained(case, planted)
     theirs = reference.train(case, initial)
     found = [*_of_weights("", initial, ours.weights, theirs.weights, case)]
     if case.average:
@@ -29,8 +31,18 @@ def disagreements(case: Case, planted: tuple[str, str] | None = None) -> list[st
 
 def differing_bits(case: Case) -> list[str]:
     """The weights that are other ones than where one process carries the case."""
-    (_, ours), (_, alone) = ranks.trained(case), ranks.trained(case.varied(strategy="single", processes=1, settings={}))
+    (_, ours), (_, alone) = _trained(case), _trained(case.varied(strategy="single", processes=1, settings={}))
     return [name for name, value in ours.weights.items() if not torch.equal(value, alone.weights[name])]
+
+
+def _trained(case: Case, planted: tuple[str, str] | None = None) -> tuple[dict[str, Any], Any]:
+    """As `ranks.trained`; of processes, which are slow to start, only once for each case."""
+    if planted is not None or case.processes == 1:
+        return ranks.trained(case, planted)
+    key = repr(case)
+    if key not in KNOWN:
+        KNOWN[key] = ranks.trained(case)
+    return KNOWN[key]
 
 
 def _of_number(name: str, ours: float | None, theirs: float | None, case: Case, step: int) -> list[str]:
