@@ -132,7 +132,7 @@ def unpack(file: Path, into: Path | None = None, *, expect: str | None = None) -
         except OSError as error:
             contents, problems = None, [Problem(str(file), f"cannot be unpacked: {error.strerror}", hint="free some space, or choose another folder")]
     if contents is not None and expect is not None and expect.lower() != contents.identity:
-        problems.insert(0, Problem(MANIFEST, "the bundle is another than the one expected", contents.identity, expect))
+        problems.insert(0, Problem(MANIFEST, "this is not the bundle that was expected", contents.identity, expect))
     if problems:
         if into is not None:
             shutil.rmtree(into, ignore_errors=True)
@@ -198,7 +198,7 @@ class _Reading:
         with contextlib.suppress(*_TAR_FAULTS), tarfile.open(fileobj=self._handle, mode="r:") as archive:
             for info in archive:
                 if info.offset != place or self._raw(info.offset, info.offset_data - info.offset) != _header(info.name, info.size):
-                    self._problems.append(Problem(info.name, "its header in the archive was altered, or is none that `samewise bundle` writes"))
+                    self._problems.append(Problem(info.name, "its header in the archive was altered, or was not written by `samewise bundle`"))
                 if not info.isreg() or info.offset_data + info.size > self._size:
                     self._problems.append(Problem(info.name, "is not a regular file, or was cut off"))
                     return
@@ -215,9 +215,7 @@ class _Reading:
         found, read = next(members, ("", lambda: iter(())))
         if found != name:
             hint = "" if name == IDENTITY else "`samewise bundle RUN --out FILE` makes one"
-            raise ConfigError(
-                Problem(f"{self._file}: {name}", "is not where it is in a bundle: this is none, or it was altered", found or "nothing", name, hint)
-            )
+            raise ConfigError(Problem(f"{self._file}: {name}", "is not in its place: this is not a bundle, or it was altered", found or "nothing", name, hint))
         raw = bytearray()
         for chunk in read():
             raw += chunk

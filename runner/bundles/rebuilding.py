@@ -54,7 +54,7 @@ def importable(folder: Path) -> Generator[None]:
     code = (folder / CODE).absolute()
     names = {entry.name.removesuffix(".py") for entry in code.iterdir() if entry.is_dir() or entry.suffix == ".py"}
     if taken := sorted(names & set(sys.modules)):
-        raise ConfigError(Problem("--here", f"{', '.join(taken)} of another place is imported already", hint="leave out --here"))
+        raise ConfigError(Problem("--here", f"{', '.join(taken)} is already imported from another place", hint="leave out --here"))
     sys.path.insert(0, str(code))
     try:
         yield
@@ -71,7 +71,7 @@ def _python(version: str) -> str:
         return sys.executable
     found = shutil.which(f"python{minor}")
     if found is None:
-        raise ConfigError(Problem("python", "the run was trained with another Python, which is not here", version, f"python{minor} on the PATH"))
+        raise ConfigError(Problem("python", "the run was trained with another Python, which is not installed here", version, f"python{minor} on the PATH"))
     return found
 
 

@@ -97,7 +97,7 @@ def _not_empty(folder: Path) -> Problem | None:
         return Problem(str(folder), "is a file", expected=expected)
     if folder.is_dir() and (there := sorted(path.name for path in folder.iterdir())):
         words = f"is not empty: {', '.join(there[:5])}{', ...' if len(there) > 5 else ''}"
-        return Problem(str(folder), words, expected=expected, hint="docs/your_own.md says what a project needs, to add it to one that is there by hand")
+        return Problem(str(folder), words, expected=expected, hint="to add what a project needs to an existing folder by hand, see docs/your_own.md")
     return None
 
 
@@ -108,5 +108,5 @@ def _no_name(package: str, given: str | None) -> Problem | None:
         return Problem(where, "is not a valid name for a package", package, "letters, digits and _, beginning with a letter", hint)
     found = importlib.util.find_spec(package)
     if found is not None and found.origin is not None:
-        return Problem(where, f"is the name of a package or module that is there already, in {found.origin}", package, "a name that is not taken", hint)
+        return Problem(where, f"is the name of an existing package or module, in {found.origin}", package, "a name that is not taken", hint)
     return None

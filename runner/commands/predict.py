@@ -88,7 +88,7 @@ def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
     if len(folders) > 1:
         raise ConfigError(Problem("--output", "takes one folder for pictures", [str(one) for one in folders], "a folder, and files that end in .json or .csv"))
     if form and not files:
-        raise ConfigError(Problem("--format", "is of a file, and none is given", form, hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}"))
+        raise ConfigError(Problem("--format", "needs a file to write, and none is given", form, hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}"))
     return next(iter(folders), None), [PredictionFile(path, form) for path in files]
 
 

@@ -97,7 +97,7 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     what = f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, weights {facts['weights_sha256'][:16]}..."
     code = f"its own code ({', '.join(facts['packages'])})" if facts["packages"] else "no code of its own but samewise's"
     hint = f"with --trust this command {does}runs what is in it: {code}. Add it if you trust whoever made the bundle"
-    raise ConfigError(Problem(str(args.bundle), f"nothing was run: the bundle is another's ({what})", hint=hint))
+    raise ConfigError(Problem(str(args.bundle), f"nothing was run: someone else made the bundle ({what})", hint=hint))
 
 
 def _line(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:

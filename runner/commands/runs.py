@@ -148,7 +148,7 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
         )
     print_rows(rows, right=("step", "time", "changed"))
     if left_out:
-        print(f"{left_out} more of what differs is left out: --json has all of it, `samewise diff RUN RUN` what differs between two", file=sys.stderr)
+        print(f"further settings that differ, left out here: {left_out}; --json has all of them, `samewise diff RUN RUN` those of two runs", file=sys.stderr)
 
 
 def _most_telling(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:

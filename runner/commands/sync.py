@@ -115,7 +115,7 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         if args.log_model or args.register:
             if "mlflow" not in backends:
                 raise ConfigError(
-                    Problem("--register" if args.register else "--log-model", "is of MLflow, which the run is not sent to", hint="add --to mlflow")
+                    Problem("--register" if args.register else "--log-model", "needs MLflow, and the run is not sent there", hint="add --to mlflow")
                 )
             settings |= {"log_model": True, "register_model": args.register or settings["register_model"]}
         for backend in backends:

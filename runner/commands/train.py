@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             if has_several_values(text):
                 print(f"note: {_said_of_several(text)}", file=sys.stderr)
         if args.fresh:
-            hint = "name=OTHER sweeps anew; or train one run at a time with --fresh"
+            hint = "name=OTHER makes it a new sweep; or train one run at a time with --fresh"
             raise ConfigError(Problem("--fresh", "does not go with a sweep, which goes on with the runs that are there", hint=hint))
         return start(args)
     from samewise.runner.training.prepare import prepare

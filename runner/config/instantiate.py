@@ -205,7 +205,7 @@ def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[st
     wanted, hint = describe_kinds(path), ""
     if isinstance(found, types.FunctionType) and within(found.__module__, own) and returned_by(found) is None:
         said = found.__annotations__.get("return")
-        hint = f"say what it returns, so that it can be told before it is called: `def {found.__name__}(...) -> CLASS:`"
+        hint = f"annotate what it returns, so that its kind is known before it is called: `def {found.__name__}(...) -> CLASS:`"
         if said is not None:
             hint = (
                 f"`-> {said if isinstance(said, str) else getattr(said, '__name__', said)}` does not say that it always returns one: annotate it with one class"
@@ -228,7 +228,7 @@ def _refusal(where: str, target: str, message: str, allowed: Sequence[str]) -> P
     if meant := get_close_matches(target, [name for name in near if not name.endswith(".") and name != target], n=1):
         return Problem(where, message, target, expected, f"did you mean '{meant[0]}'?")
     if parts[0] in sys.stdlib_module_names:
-        return Problem(where, f"{message}: it is of Python's own library, which has none", target, expected)
+        return Problem(where, f"{message}: it is in Python's standard library, which has none", target, expected)
     meant = f'if you trust its code as your own: --package {parts[0]}, or packages = ["{parts[0]}"] under [tool.samewise] in pyproject.toml'
     own = "write a function in a package of yours that calls it, `def net(...) -> nn.Module:`, and declare that with --package NAME"
     return Problem(where, message, target, expected, own if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise") else meant)

@@ -61,4 +61,4 @@ def _unknown(name: str, otherwise: str) -> Problem:
     split, _, last = name.rpartition("/")
     meant = [known for known in _COMMON if known.startswith(last)] or get_close_matches(last, _COMMON, n=1)
     hint = f"did you mean '{split}/{meant[0]}'? If not, {otherwise}" if meant else otherwise
-    return Problem("evaluate.monitor", "whether more or less of it is better cannot be told by its name", name, hint=hint)
+    return Problem("evaluate.monitor", "its name does not say whether higher or lower is better", name, hint=hint)

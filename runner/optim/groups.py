@@ -136,7 +136,7 @@ def _rules(
 def _not_frozen(names: Sequence[str], taken: Mapping[str, str], path: str) -> Problem:
     """A layer would be frozen but for its norms or biases, where a rule for those comes first."""
     earlier = ", ".join(dict.fromkeys(f"'{taken[name]}'" for name in names))
-    hint = "put this rule before, or leave them out of its pattern; match: '*' means what no rule before takes"
+    hint = "put this rule first, or leave them out of its pattern; match: '*' means what no earlier rule takes"
     return Problem(path, f"would not freeze all that it matches: {earlier} comes before, and takes {first_few(names, 3)}", hint=hint)
 
 

@@ -43,7 +43,7 @@ def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int)
     waits = [(epochs, one) for one, epochs in epochs_frozen(model, rules) if one.parameter.requires_grad]
     if waits and len(waits) == sum(one.requires_grad for one in model.parameters()):
         least, told = min(epochs for epochs, _ in waits), {name: rule[key] for name, key, rule in _that_wait(rules)}
-        raise ConfigError(Problem("param_groups", f"no parameter is trained in the first {least} epochs", told, "one rule less with frozen_until"))
+        raise ConfigError(Problem("param_groups", f"no parameter is trained in the first {least} epochs", told, "one rule fewer with frozen_until"))
     return [_waiting(model, [one for least, one in waits if least >= until], until * steps_per_epoch) for until in sorted({until for until, _ in waits})]
 
 

@@ -34,8 +34,8 @@ def unseal(heard: bytes, purpose: str) -> bytes:
     """The message, where a process with the secret has said it for this purpose; else a TrainingError."""
     mark, said = heard[:MARK], heard[MARK:]
     if not hmac.compare_digest(mark, _mark(said, purpose)):
-        words = f"was told something that no rank of this run has said ({purpose}); it has not been used"
-        hint = f"another process speaks in its place; ranks that are started by hand need the same {SECRET}, or none"
+        words = f"received a message that no rank of this run has sent ({purpose}); it has not been used"
+        hint = f"another process may have sent it; ranks that are started by hand need the same {SECRET}, or none"
         raise TrainingError(Problem(f"rank {os.environ.get('RANK', '?')}", words, hint=hint))
     return said
 

@@ -39,7 +39,7 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     if bare := [one for one in (given, *run_root.glob("*/*")) if one.is_dir() and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))]:
         raise ConfigError(Problem(str(bare[0]), "the folder is there, but there is no config.yaml in it", expected="a run's folder", hint=RESTORE))
     if given.is_file():
-        hint = f"of a bundle, `mkdir parts && tar -xf {name} -C parts` gives the run as parts/run"
+        hint = f"from a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into parts/run"
         raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     expected = "a run's folder, the start of its fingerprint, or its MLflow run id"

@@ -47,7 +47,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Where two records differ, as far as both have a file: a sentence, or nothing."""
     names = [label for label in before if label in now and before[label] != now[label]]
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return [f"samewise's own code is other: {', '.join(names[:5])}{more}"] if names else []
+    return [f"samewise's own code has changed: {', '.join(names[:5])}{more}"] if names else []
 
 
 def _digest(digests: Mapping[str, str]) -> str:

@@ -27,7 +27,7 @@ class PredictionFile:
         self.path = path
         self.form: Form = form or SUFFIXES[path.suffix.lower()]
         if SUFFIXES[path.suffix.lower()] != ("json" if self.form == "coco" else self.form):
-            raise ConfigError(Problem("--format", f"{self.form} does not go into this file", str(path), "NAME.csv for csv, NAME.json for json and coco"))
+            raise ConfigError(Problem("--format", f"{self.form} cannot be written to this file", str(path), "NAME.csv for csv, NAME.json for json and coco"))
         require_writable("--output", path, file=True)
         self._found = list[dict[str, Any]]()
         self.files = 0

@@ -57,7 +57,7 @@ def is_trusted(file: Path, *, trust: bool) -> bool:
     if is_signed(file):
         return True
     if trust and not sign(file):
-        print(f"note: {file.parent} cannot be signed, so that you trust it is not remembered", file=sys.stderr)
+        print(f"note: {file.parent} cannot be signed, so your trust in it is not remembered", file=sys.stderr)
     return trust
 
 
@@ -76,7 +76,7 @@ def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
     if not is_trusted(file, trust=trust):
         hint = f"this command {uses}. If you trust whoever made the folder, add --trust (in Python: trust=True){'' if received else '; it is remembered'}"
         named = received or (file.parent if file.name in _OF_FOLDERS else file)
-        raise ConfigError(Problem(str(named), f"{NOT_YOURS}, or is of a version of samewise that did not sign", hint=hint))
+        raise ConfigError(Problem(str(named), f"{NOT_YOURS}, or is from a version of samewise that did not sign", hint=hint))
 
 
 def _beside(file: Path) -> Path:

@@ -59,7 +59,7 @@ def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust:
     if shared.code.files and not folder.made_by.exists():
         _tell_of_earlier(space, folder, shared, composer, named)
     if named is not None and named.path.resolve() != folder.path.resolve():
-        words = f"is a copy, or was begun in another folder than you are in: its command would act on {folder.path}"
+        words = f"is a copy, or was begun in a folder other than the current one: its command would act on {folder.path}"
         raise ConfigError(Problem(str(named.path), words, hint="change to the folder where it was begun, or name the sweep by its id"))
     if folder.facts:
         trusted.require(folder.made_by, trust=trust, uses=trusted.RUNS)
@@ -87,8 +87,8 @@ def _tell_of_earlier(space: Space, folder: SweepFolder, shared: Composed, compos
     if named:
         status = f"`samewise sweep {before.id} --status` shows its jobs: those that were submitted go on with the code as it was"
         hint = f"restore it; or give the sweep's overrides again, which makes another sweep. {status}"
-        raise ConfigError(Problem(before.id, f"the code is other than when this sweep was made: {changed}", hint=hint))
-    print(f"the code is other than when this was swept before, so this is another sweep: {changed}", file=sys.stderr)
+        raise ConfigError(Problem(before.id, f"the code has changed since this sweep was made: {changed}", hint=hint))
+    print(f"the code has changed since this was swept before, so this is another sweep: {changed}", file=sys.stderr)
     print(f"    before: {before.path}\n    now:    {folder.path}", file=sys.stderr)
 
 

@@ -63,7 +63,7 @@ class Sweep:
         known = self.folder.points()
         if changed := sources.list_changes(self.folder.sources):
             hint = "restore it, or sweep anew under another name="
-            raise ConfigError(Problem(self.folder.id, f"the code of some of its points is other now: {'; '.join(changed)}", hint=hint))
+            raise ConfigError(Problem(self.folder.id, f"the code of some of its points has changed: {'; '.join(changed)}", hint=hint))
         if self.sweeper.listed:
             settings = list(self.sweeper.settings())
             self._add(settings[len(known) // self._seeds :], known, some=len(known) % self._seeds)

@@ -124,7 +124,7 @@ def _told(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool)
         raise error
     if silent := [number for number in range(nproc) if not (handed / f"done-{number}").exists()]:
         hint = "something in it calls os._exit(0) or replaces the process; run the same command again to resume from the last checkpoint"
-        raise TrainingError(Problem(f"rank {silent[0]}", "ended with exit code 0 before it was done, without a word", hint=hint))
+        raise TrainingError(Problem(f"rank {silent[0]}", "ended with exit code 0 before it was done, and gave no reason", hint=hint))
 
 
 def rank(
@@ -197,8 +197,8 @@ def _as_agreed(composed: Composed, said: Mapping[str, Any]) -> Composed:
     composed = dataclasses.replace(composed, place=Path(said["folder"]))
     if composed.fingerprint != said["fingerprint"]:
         changed = sources.list_changes(composed.folder.sources) or ["it differs from that of the process that was asked to train"]
-        message = f"the code is other than when the run was started: {'; '.join(changed)}"
-        raise ConfigError(Problem(f"rank {os.environ['RANK']}", message, hint="run the command again: with other code it is another run"))
+        message = f"the code has changed since the run was started: {'; '.join(changed)}"
+        raise ConfigError(Problem(f"rank {os.environ['RANK']}", message, hint="run the command again: changed code makes it another run"))
     return composed
 
 

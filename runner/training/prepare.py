@@ -94,5 +94,5 @@ def _checked(composed: Composed) -> None:
     changed = sources.describe_changes(recorded, composed.code.files) if recorded else ["an earlier version of samewise recorded it in another way"]
     if not changed:  # trained afresh
         return
-    print(f"the code is other than when this was trained before, so this is another run: {'; '.join(changed)}", file=sys.stderr)
+    print(f"the code has changed since this was trained before, so this is another run: {'; '.join(changed)}", file=sys.stderr)
     print(f"    before: {before}\n    now:    {composed.folder.path}", file=sys.stderr)

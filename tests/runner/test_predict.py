@@ -267,8 +267,8 @@ def test_a_file_of_predictions_has_those_that_could_be_read_and_is_refused_where
     assert [Path(row["file"]).name for row in rows] == ["7.png", "b.png", "a.JPG"]
     assert list(rows[0]) == ["file", "label", "class", "probability"]
     for arguments, said in (
-        (("--format", "coco"), "--format: is of a file, and none is given"),
-        (("--out", tmp_path / "a.csv", "--format", "coco"), "--format: coco does not go into this file"),
+        (("--format", "coco"), "--format: needs a file to write, and none is given"),
+        (("--out", tmp_path / "a.csv", "--format", "coco"), "--format: coco cannot be written to this file"),
         (("--out", tmp_path / "none" / "a.csv"), "--output: is in a folder that does not exist"),
         (("--out", tmp_path / "a.json", "--format", "coco"), "--format: coco is for boxes"),
         (("--threshold", "30"), "--threshold: is not a score"),

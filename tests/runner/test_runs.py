@@ -76,7 +76,7 @@ def test_a_table_of_unlike_runs_has_the_settings_nearest_to_the_root_and_counts_
     shown, told = capsys.readouterr()
     assert {"seed", "max_steps"} < set(shown.splitlines()[0].split())
     assert "optimizer.lr" not in shown
-    assert told.startswith("1 more of what differs")
+    assert told.startswith("further settings that differ, left out here: 1;")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def train(samewise, lab, tmp_path):
 def test_other_code_is_another_run_and_what_differs_is_named_with_both_folders(train, samewise, lab, tmp_path):
     done = train()
     assert done.returncode == 0, done.stderr
-    assert "the code is other" not in done.stderr
+    assert "the code has changed" not in done.stderr
     (first,) = runs(lab)
     recorded = json.loads((first / "sources.json").read_text())["files"]
     assert sorted(recorded) == USED
@@ -55,7 +55,7 @@ def test_other_code_is_another_run_and_what_differs_is_named_with_both_folders(t
     assert state(first) == before
     done = train()
     assert "already finished" in done.stdout
-    assert "the code is other" not in done.stderr
+    assert "the code has changed" not in done.stderr
     for file, text in texts.items():
         write(lab / file, text)
     assert f" {first}\n" in train().stdout
@@ -158,7 +158,7 @@ def test_train_fresh_trains_again_beside_what_is_there_and_the_latest_counts(tra
     done = train("--fresh")
     assert done.returncode == 0
     assert "already finished" not in done.stdout
-    assert "the code is other" not in done.stderr
+    assert "the code has changed" not in done.stderr
     second = first.with_name(f"{first.name}-2")
     assert state(first) == before
     digests = [json.loads((folder / "summary.json").read_text())["weights_sha256"] for folder in (first, second)]
@@ -190,7 +190,7 @@ def test_another_version_of_samewises_own_code_is_another_environment_and_is_nam
     (run / "environment.json").write_text(json.dumps({**record, "code_state": "other"}))
     done = train()
     assert "already finished" in done.stdout
-    told = "samewise's own code is other: samewise/runner/optim/build.py"
+    told = "samewise's own code has changed: samewise/runner/optim/build.py"
     assert f"warning: {told}; " in done.stderr
     forget()
     assert f"not comparable: the environment affects the bits, and {told}" in samewise("verify", run).stdout
@@ -229,7 +229,7 @@ def test_a_sweep_of_other_code_is_another_sweep_and_no_job_of_the_first_trains_i
     forget()
     done = samewise("sweep", folder.name, "--run-root", tmp_path / "runs")
     assert done.returncode == 2
-    assert f"the code is other than when this sweep was made: {told}" in done.stderr
+    assert f"the code has changed since this sweep was made: {told}" in done.stderr
     forget()
     done = samewise(*sweep, "--list")
     assert f"another sweep: {told}\n    before: {folder}" in done.stderr

@@ -84,7 +84,7 @@ def test_in_a_package_of_the_user_only_the_kind_is_called_too(path: str, target:
 
 def test_a_function_of_the_user_is_called_where_it_says_that_it_returns_the_kind(lab: str) -> None:
     assert instantiate({"_target_": f"{lab}.net", "width": 3}, "model", allowed=(lab,)).in_features == 3
-    with pytest.raises(ConfigError, match=r"say what it returns.*def leaves_a_mark\(\.\.\.\) -> CLASS") as caught:
+    with pytest.raises(ConfigError, match=r"annotate what it returns.*def leaves_a_mark\(\.\.\.\) -> CLASS") as caught:
         locate(f"{lab}.leaves_a_mark", "model", (lab,))
     assert "is not a torch.nn.Module" in caught.value.problems[0].message
     with pytest.raises(ConfigError, match=r"`-> nn.Module \| None` does not say that it always returns one"):

@@ -79,7 +79,7 @@ def test_what_a_stranger_says_in_a_rank_s_place_is_not_unpickled(tmp_path, clean
         return
     victim = 1 - stranger
     assert started[victim].returncode == 1
-    assert "was told something that no rank of this run has said" in said[victim]
+    assert "received a message that no rank of this run has sent" in said[victim]
     assert not mark.exists()
 
 
@@ -96,7 +96,7 @@ def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "SAMEWISE_SECRET": "secret"}.items():
         monkeypatch.setenv(name, value)
     composed = compose(["experiment=resnet18_digits", f"run_root={tmp_path}"], project=Project(tmp_path))
-    with pytest.raises(SamewiseError, match="no rank of this run has said"):
+    with pytest.raises(SamewiseError, match="no rank of this run has sent"):
         rank(composed, as_json=False, look=lambda: None, check=lambda: None)
 
 
