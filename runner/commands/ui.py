@@ -96,12 +96,13 @@ def _command(uri: str, port: int) -> list[str]:
     """The server's, without the store's address: anyone on the machine may list commands, and it may hold a password."""
     file = sqlite_file(uri)
     artifacts = ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
-    return [sys.executable, "-P", "-m", "mlflow", "server", *artifacts, "--host", _HOST, "--port", str(port), "--workers", "1"]
+    modules = ["--uvicorn-opts", f"--app-dir {os.devnull}"]  # else uvicorn imports what lies in the current folder
+    return [sys.executable, "-P", "-m", "mlflow", "server", *artifacts, *modules, "--host", _HOST, "--port", str(port), "--workers", "1"]
 
 
 def _environment() -> dict[str, str]:
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "ERROR", "UVICORN_LOG_LEVEL": "error"}
-    return {**os.environ, **quiet}
+    return {**os.environ, **quiet, "PYTHONSAFEPATH": "1"}
 
 
 def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> None:

@@ -51,6 +51,23 @@ def test_a_sweep_with_workers_imports_nothing_from_the_current_folder(strange: P
     assert not [*strange.glob("mark"), *strange.glob("*/mark")]
 
 
+@pytest.mark.slow
+def test_the_ui_imports_nothing_from_the_current_folder(strange: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """uvicorn, which serves MLflow's pages, puts the current folder first on sys.path of its own accord."""
+    store = tmp_path_factory.mktemp("store") / "mlflow.db"
+    made = f"import mlflow; mlflow.MlflowClient('sqlite:///{store}').create_experiment('one', artifact_location='{store.parent}/mlartifacts')"
+    subprocess.run([sys.executable, "-c", made], check=True, capture_output=True, cwd=store.parent)
+    command = [sys.executable, "-P", "-m", "samewise", "ui", "--run-root", str(store.parent), "--trust"]
+    served = subprocess.Popen(command, cwd=strange, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert served.stdout is not None
+        assert "MLflow UI: http://127.0.0.1:" in served.stdout.readline()
+    finally:
+        served.terminate()
+        served.communicate(timeout=60)
+    assert not (strange / "mark").exists()
+
+
 def test_an_environment_is_made_without_what_lies_in_the_current_folder(
     strange: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
