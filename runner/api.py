@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.processes.variables import prepare as set_variables
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json
 from samewise.runner.secrets import plain_output
 from samewise.runner.sweep.results import current_results
-from samewise.runner.training.determinism import prepare as set_variables
 from samewise.runner.training.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def load(
         CheckpointError: it has no such checkpoint.
     """
     from samewise.runner.config import saved
-    from samewise.runner.training.determinism import prepare
+    from samewise.runner.processes.variables import prepare
 
     folder = saved.find(str(run), run_root=Path(run_root))
     composed = replace(saved.trusted_config_of(folder, overrides, trust=trust), project=project.find(packages=packages))

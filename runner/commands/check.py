@@ -7,8 +7,8 @@ import json
 
 from samewise.runner.commands import add_overrides, compose_arguments
 from samewise.runner.errors import ConfigError
+from samewise.runner.processes import variables
 from samewise.runner.tracking import address, backends
-from samewise.runner.training import determinism
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
 
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
-        determinism.prepare(composed.cfg.reproducibility)
-    found, notes = problems(composed, composed.project), list[str]()
+        variables.prepare(composed.cfg.reproducibility)
+    found, notes = problems(composed, composed.project), [f"warning: {caution}" for caution in composed.cautions]
     uri = None if composed.problems else composed.tracking_uri
     found += filter(None, [address.problem(uri)]) if uri else []
     found += [] if composed.problems else backends.problems(backends.reported_to(composed.cfg.tracking))

@@ -10,7 +10,7 @@ from typing import Any
 from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.training.determinism import prepare
+from samewise.runner.processes.variables import prepare
 
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split

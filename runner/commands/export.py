@@ -13,12 +13,12 @@ from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.commands.sync import address
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
+from samewise.runner.processes.variables import prepare
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, require_writable
 from samewise.runner.tracking import progress
 from samewise.runner.tracking.address import in_words, without_password
 from samewise.runner.tracking.sender import prepare_environment
-from samewise.runner.training.determinism import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable

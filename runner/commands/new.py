@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,8 @@ def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
 
     if args.source in choices_of("experiment", project=project):
         composed = compose([f"experiment={args.source}", *args.overrides], project=project)
+        for caution in composed.cautions:
+            print(f"warning: {caution}", file=sys.stderr)
         return composed, _one_line(f"From the experiment {args.source}", composed.label)
     folder = saved.find(args.source, run_root=args.run_root)
     composed = replace(saved.config_of(folder, args.overrides), project=project)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_overrides, compose_arguments
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.processes import variables
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records.files import require_writable
 from samewise.runner.records.folder import beside
-from samewise.runner.training import determinism
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -93,7 +93,7 @@ def ready(args: argparse.Namespace) -> Composed:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     composed = compose_arguments(args, strict=False)
     if settings_are_sound(composed):
-        determinism.prepare(composed.cfg.reproducibility)
+        variables.prepare(composed.cfg.reproducibility)
     check(composed, composed.project)
     return composed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from samewise.runner.commands import add_overrides, compose_arguments
 
@@ -24,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
     from samewise.runner.config.tree import flat
 
     composed = compose_arguments(args)
+    for caution in composed.cautions:
+        print(f"warning: {caution}", file=sys.stderr)
     config = composed.whole
     set_by = origins(composed.overrides, project=composed.project) if args.origin else {}
     where = {path: origin_of(path, set_by) for path, _ in flat(config)} if args.origin else {}

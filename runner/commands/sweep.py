@@ -107,7 +107,7 @@ def _unnamed() -> ConfigError:
 
 def _list(ready: Ready) -> int:
     from samewise.runner.sweep.points import compose_points
-    from samewise.runner.sweep.soundness import require_sound
+    from samewise.runner.sweep.soundness import cautions, require_sound
 
     if not ready.sweeper.listed:
         raise ConfigError(
@@ -115,6 +115,8 @@ def _list(ready: Ready) -> int:
         )
     made = compose_points(list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0)
     require_sound(made, ready.project, elsewhere=ready.launcher.detached)
+    for caution in cautions(made, set()):
+        print(f"warning: {caution}", file=sys.stderr)
     for one in made:
         print(f"{one.point.number + 1:>4}  {one.point.fingerprint[:12]}  {one.point.label}")
     print(f"{number_of(len(made), 'point')}, no problems found", file=sys.stderr)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.commands import add_trust
 from samewise.runner.config import project as projects
 from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.processes.variables import keep_compiled_code_apart, prepare
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.journal import read_entries
-from samewise.runner.training.determinism import keep_compiled_code_apart, prepare
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed

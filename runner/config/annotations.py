@@ -1,4 +1,6 @@
-"""Whether a config's value can be what a parameter's annotation asks for. In doubt it can: only what is surely wrong is refused.
+"""Which arguments a signature has, and whether a config's value can be what an annotation asks for.
+
+In doubt it can: only what is surely wrong is refused.
 
 Not by typeguard's `check_type`, which asks what a Python value is. A config's has yet to become it: a list for a tuple, text for a Path or an enum, a
 mapping with a `_target_` for any object, a mapping for a class that nothing is known of; and `true` is not a whole number. Given all these rules,
@@ -21,6 +23,8 @@ _SEQUENCES = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterab
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 OBJECTS = ("torch.Tensor", "torch.nn.modules.module.Module", "torch.dtype", "torch.Generator")
 """Classes that no scalar of a config can stand for."""
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+"""Kinds of parameters that can be given by name."""
 
 
 def evaluate(annotation: Any, made: Callable[..., Any]) -> Any:
@@ -115,3 +119,24 @@ def _fits_sequence(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     if origin is tuple and inner and inner[-1] is not Ellipsis:
         return len(items) == len(inner) and all(fits(item, one) for item, one in zip(items, inner, strict=True))
     return not inner or all(fits(item, inner[0]) for item in items)
+
+
+def names_taken(made: Callable[..., Any]) -> list[str] | None:
+    """The arguments that a class or function takes by name; None if that cannot be determined."""
+    try:
+        parameters = inspect.signature(made).parameters
+    except (TypeError, ValueError):
+        return None
+    further = passed_on(made) if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()) else []
+    return None if further is None else [*(name for name, parameter in parameters.items() if parameter.kind in NAMED), *further]
+
+
+def passed_on(made: Callable[..., Any]) -> list[str] | None:
+    """The arguments that torchvision's model functions pass on to the class they return; None if that cannot be determined."""
+    returned = evaluate(inspect.signature(made).return_annotation, made)
+    if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
+        return None
+    parameters = inspect.signature(returned).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters]

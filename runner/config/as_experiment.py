@@ -11,6 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 
+from samewise.runner.config import other_choice
 from samewise.runner.config.compose import Composed, compose
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.project import Project
@@ -30,13 +31,21 @@ def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
         ConfigError: a choice of `wanted` is no longer there.
     """
     builds_on = wanted.choices.get("experiment")
-    first = [f"experiment={builds_on}" if builds_on else "~experiment"]
-    changed = dict(_changed_choices(wanted, compose(first, project=project).choices))
-    base = compose([*first, *(_override(group, choice) for group, choice in changed.items())], project=project)
+    changed, base = _base(wanted, builds_on, project)
+    if any(other_choice.LEFT_OUT in caution.message for caution in base.cautions):  # a file that builds on it would be warned of each time
+        builds_on = None
+        changed, base = _base(wanted, None, project)
     defaults = [*([builds_on] if builds_on else []), *(_entry(group, choice) for group, choice in changed.items()), "_self_"]
     said: dict[str, Any] = {"defaults": defaults} | _values(base.cfg, wanted.whole)
     text = yaml.dump(said, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120, Dumper=get_omega_conf_dumper())
     return "\n".join(["# @package _global_", *(f"# {line}" for line in head), text])
+
+
+def _base(wanted: Composed, builds_on: str | None, project: Project) -> tuple[dict[str, str | None], Composed]:
+    """The choices in which the config differs from an experiment, or from the root, and what that is with these."""
+    first = [f"experiment={builds_on}" if builds_on else "~experiment"]
+    changed = dict(_changed_choices(wanted, compose(first, project=project).choices))
+    return changed, compose([*first, *(_override(group, choice) for group, choice in changed.items())], project=project)
 
 
 def put(text: str, file: Path, wanted: Composed, *, name: str, project: Project) -> None:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
-from samewise.runner.config import header, monitors
+from samewise.runner.config import header, monitors, other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
@@ -50,6 +50,7 @@ class Composed:
         problems: What was wrong, when asked for instead of an exception; `cfg` then lacks the overrides at fault.
         label: What was overridden of what decides the result: `lr=0.03 seed=1`; empty where nothing was.
         place: The run's folder, where that is settled already.
+        cautions: What was left out of it and what stays, where the command line makes another choice than its experiment.
         is_saved: Whether it was read from a run's config.yaml, which does not say what set a value.
     """
 
@@ -60,6 +61,7 @@ class Composed:
     problems: tuple[Problem, ...] = ()
     label: str = ""
     place: Path | None = None
+    cautions: tuple[Problem, ...] = ()
     is_saved: bool = False
 
     def __repr__(self) -> str:
@@ -119,7 +121,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         ConfigError: with a problem for every override that is wrong, and for what is wrong in a file.
     """
     given = project.with_experiment(given)
-    loader = config_loader(project)
+    loader = reader = config_loader(project)
     well, problems = faults.read_overrides(given)
     good = [str(override.input_line) for override in well]
     try:
@@ -130,8 +132,8 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
         cfg = None
     if cfg is None:
         in_files = faults_in_files(loader)
-        lenient = config_loader(project, in_files)
-        cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(lenient, some), groups=groups(loader))
+        reader = config_loader(project, in_files)
+        cfg, good, problems = faults.diagnose(given, load=lambda some: root_config(reader, some), groups=groups(loader))
         problems = [*in_files.problems, *problems]
         if cfg is None or in_files.is_unreadable:
             raise ConfigError(*problems)
@@ -139,12 +141,13 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     found = set_for_hydra(cfg.hydra)
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
+    cautions = other_choice.settle(cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project)
     monitored, weights = settle(cfg, good)
     problems += monitored
     problems += located([*found, *faults.unresolvable(cfg), *weights], good, project)
     if problems and strict:
         raise ConfigError(*problems)
-    return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good))
+    return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good), cautions=tuple(cautions))
 
 
 def settle(cfg: DictConfig, given: Sequence[str]) -> tuple[list[Problem], list[Problem]]:

@@ -17,8 +17,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from samewise.runner.config import json_types, slots
+from samewise.runner.config.annotations import passed_on
 from samewise.runner.config.catalogue import choices_of, field_summaries
-from samewise.runner.config.check.components import passed_on
 from samewise.runner.config.instantiate import locate
 from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed
 from samewise.runner.config.loader import config_loader, groups

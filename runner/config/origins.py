@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.default_element import ResultDefault
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -21,6 +23,23 @@ from samewise.runner.errors import Problem
 _SCHEMA, _OVERRIDE = "runner/config/schema.py", "override "
 
 
+@dataclass(frozen=True)
+class FileValue:
+    """A value that a config file sets.
+
+    Args:
+        config: The file, as Hydra calls it: `optimizer/sgd`.
+        path: The value's.
+        value: As it is written.
+        where: The file and its line, as `origins` gives them.
+    """
+
+    config: str
+    path: str
+    value: Any
+    where: str
+
+
 def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     """The file or override that each value comes from: the last that sets it, in the order in which Hydra merges them.
 
@@ -30,7 +49,23 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     loader = config_loader(project, faults_in_files(config_loader(project)))
     defaults = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN)
     found = dict[str, str]()
-    for default in defaults.defaults:
+    for one in values_of(loader, defaults.defaults):
+        _mark(found, one.path, one.value, one.where)
+    for override in defaults.config_overrides:
+        if not override.is_delete():
+            for path, value in values_in(override.value(), override.key_or_group):
+                _mark(found, path, value, f"{_OVERRIDE}{override.input_line}")
+    return found
+
+
+def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:
+    """Each value that config files set, in the order in which Hydra merges them, lists as they are: a list replaces another.
+
+    Args:
+        loader: Reads them.
+        chosen: Which: Hydra's defaults list.
+    """
+    for default in chosen:
         name = default.config_path
         if name is None or name.startswith("hydra/"):
             continue
@@ -40,13 +75,8 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
         lines = _lines_of_schema() if name == "schema" else lines_of(text_of(loader, name))
         own = loaded.provider in (PROJECT, GIVEN)
         file = _SCHEMA if name == "schema" else f"{loaded.path.removeprefix('file://') if own else 'configs'}/{name}.yaml"
-        for path, value in _set_by(OmegaConf.to_container(loaded.config)):
-            _mark(found, f"{package}.{path}" if package else path, value, f"{file}:{lines[path]}" if path in lines else file)
-    for override in defaults.config_overrides:
-        if not override.is_delete():
-            for path, value in _set_by(override.value(), override.key_or_group):
-                _mark(found, path, value, f"{_OVERRIDE}{override.input_line}")
-    return found
+        for path, value in values_in(OmegaConf.to_container(loaded.config)):
+            yield FileValue(name, f"{package}.{path}" if package else path, value, f"{file}:{lines[path]}" if path in lines else file)
 
 
 def origin_of(path: str, set_by: Mapping[str, str]) -> str:
@@ -79,11 +109,11 @@ def set_at(path: str, set_by: Mapping[str, str]) -> str:
     return ""
 
 
-def _set_by(value: Any, under: str = "") -> Iterator[tuple[str, Any]]:
-    """The values that a file or override sets, lists as they are: a list replaces another."""
+def values_in(value: Any, under: str = "") -> Iterator[tuple[str, Any]]:
+    """The paths and values that a file or override sets."""
     if isinstance(value, dict) and value:
         for key, part in cast(dict[Any, Any], value).items():
-            yield from _set_by(part, f"{under}.{key}" if under else str(key))
+            yield from values_in(part, f"{under}.{key}" if under else str(key))
     elif under:
         yield under, value
 

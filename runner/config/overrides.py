@@ -43,6 +43,8 @@ _MEANT = {
     "gpus": "strategy=ddp strategy.nproc=NUMBER",
     "devices": "strategy=ddp strategy.nproc=NUMBER",
     "tracking=False": "tracking=none",
+    "loss=ce": "loss=cross_entropy",
+    "loss=nll": "loss=cross_entropy",
     "param_groups=freeze": "param_groups=head_only",
     "freeze": "initialise.frozen",
     "pretrained": "initialise.weights=torchvision:IMAGENET1K_V1, where the model is torchvision's",
@@ -301,7 +303,9 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
         value = None if override.is_delete() else override.value()
         if isinstance(cause, ValidationError) or "ValidationError" in type(cause).__name__:
             whole = f"write {key}={value:.0f}" if isinstance(value, float) and value.is_integer() else ""  # 1e4
-            return Problem(key, "wrong type", value, expected_type(cfg, key) or _line(cause), _meant(f"{key}={value}") or whole)
+            expected = expected_type(cfg, key) or _line(cause)
+            words = NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type"
+            return Problem(key, words, value, expected, _meant(f"{key}={value}") or whole)
         known = list(paths(cfg))
         if key in known and override.is_add():
             return Problem(key, "is there already", value, hint="write it without the +")

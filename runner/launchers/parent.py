@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from samewise.runner.launchers.base import Job
 from samewise.runner.processes.this_process import REPORTER, close_input, end_with_parent
-from samewise.runner.training.determinism import thread_variables
+from samewise.runner.processes.variables import thread_variables
 
 _PRELOAD = (
     "torch",

@@ -21,7 +21,7 @@ from samewise.runner.records.sweep_folder import Point, SweepFolder, label
 from samewise.runner.sweep.points import Composer, compose_points, identity, same_runs, write_configs
 from samewise.runner.sweep.progress import Watcher
 from samewise.runner.sweep.results import ENDED, PointResult, State, point_result
-from samewise.runner.sweep.soundness import require_sound
+from samewise.runner.sweep.soundness import cautions, require_sound
 from samewise.runner.sweepers.base import Result, Setting, Sweeper
 from samewise.runner.sweepers.space import Space
 
@@ -46,6 +46,7 @@ class Sweep:
     _points: list[Point] = field(default_factory=list[Point])
     _todo: deque[Point] = field(default_factory=deque[Point])
     _running: dict[int, tuple[Point, Job]] = field(default_factory=dict[int, tuple[Point, Job]])
+    _cautions: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _told: set[int] = field(default_factory=set[int])
     _pruned: set[int] = field(default_factory=set[int])
     _starts: Counter[int] = field(default_factory=Counter[int])
@@ -169,6 +170,8 @@ class Sweep:
         """Compose, check and write down the points of further settings, of the first of which `some` are known already."""
         made = compose_points(settings, self.space, self.folder, self.composer, first=len(known) - some)[some:]
         require_sound(made, self.project, elsewhere=self.launcher.detached)
+        for caution in cautions(made, self._cautions):
+            self.watcher.say(f"warning: {caution}")
         write_configs(made, self.folder)
         points = [one.point for one in made]
         files = {**sources.files_in(self.folder.sources), **{label: digests for one in made for label, digests in one.composed.code.files.items()}}

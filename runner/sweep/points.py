@@ -15,6 +15,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from samewise.runner.config import other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
 from samewise.runner.config.fingerprint import fingerprint_of
@@ -37,7 +38,7 @@ class Composer:
         self._loader = config_loader(project)
         self._groups = groups(self._loader)
         self._parser = OverridesParser.create()
-        self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+        self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, str], list[other_choice.Change]]] = {}
 
     def compose(self, given: Sequence[str]) -> Composed:
         """As `compose.compose`, with what is wrong as its `problems`; interpolations are not looked at."""
@@ -45,22 +46,23 @@ class Composer:
         try:
             read = self._parser.parse_overrides(given)
             of_groups = [override for override in read if override.key_or_group in self._groups and not isinstance(override.value(), dict)]
-            base, choices = self._base(tuple(str(override.input_line) for override in of_groups))
+            base, choices, changed = self._base(tuple(str(override.input_line) for override in of_groups))
             cfg = copy.deepcopy(base)
             rest = [override for override in read if override not in of_groups]
             ConfigLoaderImpl._apply_overrides_to_config(rest, cfg)  # pyright: ignore[reportPrivateUsage]  (what Hydra itself calls at this point)
         except faults.FAILURES:
             return compose(given, project=self._project, strict=False)  # tells what is wrong
+        cautions = other_choice.settle(cfg, changed, given, self._project)
         problems = [problem for some in settle(cfg, given) for problem in some]
-        return Composed(cfg, dict(choices), tuple(given), self._project, tuple(problems), label_of(given))
+        return Composed(cfg, dict(choices), tuple(given), self._project, tuple(problems), label_of(given), cautions=tuple(cautions))
 
-    def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+    def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str], list[other_choice.Change]]:
         if chosen not in self._bases:
             cfg = root_config(self._loader, chosen)
             choices = choices_in(cfg)
             cfg = without_hydra(cfg)
             require_modest_references(cfg)
-            self._bases[chosen] = cfg, choices
+            self._bases[chosen] = cfg, choices, other_choice.changes(self._loader, chosen, choices.get("experiment"))
         return self._bases[chosen]
 
 

@@ -45,6 +45,22 @@ def problems_of(points: Sequence[ComposedPoint], project: Project, *, elsewhere:
     return [_counted(each, len(points)) for each in found.values()]
 
 
+def cautions(points: Sequence[ComposedPoint], told: set[tuple[str, str]]) -> list[Problem]:
+    """What was left out of the points' configs and what stays, each thing once, with how many points have it.
+
+    Args:
+        points: Which.
+        told: What has been told, as (path, message); grows.
+    """
+    found = dict[tuple[str, str], list[tuple[Point, Problem]]]()
+    for made in points:
+        for caution in made.composed.cautions:
+            found.setdefault((caution.path, caution.message), []).append((made.point, caution))
+    new = [_counted(each, len(points)) for key, each in found.items() if key not in told]
+    told |= found.keys()
+    return new
+
+
 def _misfits(composed: Composed, project: Project) -> list[Problem]:
     from samewise.runner.training.trial import require_processes
 

@@ -94,6 +94,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         log_every_steps=cfg.tracking.log_every_steps,
         level=_level(composed, strategy),
         cautions=[
+            *composed.cautions,
             *unread.cautions(composed),
             *precision.cautions(),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem, first_line
-from samewise.runner.training.determinism import keep_compiled_code_apart
+from samewise.runner.processes.variables import keep_compiled_code_apart
 
 
 @final

@@ -1,90 +1,18 @@
-"""What makes torch give the same bits: variables before it is imported, switches after.
-
-`prepare` must run before torch is imported (libraries read their variables as they load) and imports nothing heavy itself.
-"""
+"""What makes torch give the same bits, once it is imported: its switches. What comes before is in `processes.variables`."""
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import re
-import shutil
-import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from samewise.runner.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-# The number of threads changes bits, so nothing but the config may choose it: not OpenMP or MKL by the load (OMP_DYNAMIC=true hangs torch altogether), not a
-# limit of the user's environment. OpenBLAS, behind NumPy, never starts more threads than there are cores, so it gets one.
-ALWAYS = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "OMP_THREAD_LIMIT": str(2**31 - 1), "OPENBLAS_NUM_THREADS": "1"}
-# Threads that wait leave the core to others, which may be the ones that they wait for. This changes no bits, so what the user's environment says stays.
-UNLESS_SET = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
-CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
-"""Where Inductor keeps what it has compiled, and runs it from."""
-
-
-def prepare(settings: Any) -> None:
-    """Set the environment variables that torch, MKL, oneDNN and cuBLAS read as they start.
-
-    Raises:
-        ConfigError: torch is already imported and a variable that it may have read would have to change. cuBLAS reads its own when it is first used.
-    """
-    late = [name for name, value in settings.variables.items() if os.environ.get(name) != str(value) and _is_read(name)]
-    if late:
-        raise ConfigError(*(_too_late(name, str(settings.variables[name])) for name in late))
-    os.environ.update(thread_variables(settings.threads) | {name: str(value) for name, value in settings.variables.items()})
-    keep_compiled_code_apart()
-
-
-def keep_compiled_code_apart() -> None:
-    """Have Inductor keep code in a folder of this user's own, unless the user names one.
-
-    Torch's own is /tmp/torchinductor_USER, whose name another user can take first, and fill with code. Torch chooses it as it is imported, compiled or not.
-    """
-    given = os.environ.get(CACHE, "")
-    if given and not given.startswith(os.path.join(tempfile.gettempdir(), "torchinductor_")):
-        return
-    try:
-        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samewise" / "inductor"
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = place.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022 or not os.access(place, os.W_OK):
-            raise PermissionError(f"others can write to {place}")
-    except (OSError, RuntimeError):  # a user without a home, or one that cannot be written
-        place = Path(tempfile.mkdtemp(prefix="samewise-inductor-"))
-        atexit.register(_remove, place, os.getpid())
-    os.environ[CACHE] = str(place)
-
-
-def _remove(place: Path, made_by: int) -> None:
-    if os.getpid() == made_by:  # not a process that was forked from it
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def thread_variables(threads: int) -> dict[str, str]:
-    """Those by which the libraries compute with this number of threads on any number of cores, and wait for each other at little cost."""
-    waiting = {name: value for name, value in UNLESS_SET.items() if name not in os.environ}
-    return {**waiting, **ALWAYS, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-
-
-def _is_read(variable: str) -> bool:
-    """Whether a library may have read it in this process."""
-    torch = sys.modules.get("torch")
-    return torch is not None and (not variable.startswith("CUBLAS") or torch.cuda.is_initialized())
-
-
-def _too_late(variable: str, value: str) -> Problem:
-    when = "before CUDA is used" if variable.startswith("CUBLAS") else "before torch is imported"
-    hint = f"export {variable}={value} before Python starts; in a notebook: restart the kernel, and begin with import os; os.environ['{variable}'] = '{value}'"
-    return Problem(f"reproducibility.variables.{variable}", f"must be set {when}, and this process has done that already", value, hint=hint)
 
 
 def apply(settings: Any) -> None:

@@ -13,11 +13,11 @@ from samewise.runner.config.check import check, settings_are_sound
 from samewise.runner.config.fingerprint import fingerprint_of
 from samewise.runner.config.saved import answers
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
+from samewise.runner.processes import variables
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json, read_mapping
 from samewise.runner.records.own_code import changes as own_changes
-from samewise.runner.training import determinism
 from samewise.runner.training.launch import launch, processes, rank
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
         if done is not None:
             return done
     if sound:
-        determinism.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
+        variables.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
     if is_rank():
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `run_agent` does
         return rank(composed, as_json=as_json, look=partial(finished, composed), check=partial(_checked, composed))

@@ -50,7 +50,7 @@ def undisturbed() -> Generator[None]:
         if was_imported:
             _require_no_block()
         with torch.inference_mode(False), torch.enable_grad(), threadpool_limits(1, user_api="blas"):
-            yield  # BLAS here is NumPy's: determinism.ALWAYS
+            yield  # BLAS here is NumPy's: processes.variables.ALWAYS
     finally:
         use_portable_operators(wanted=False)
         _set(switches, before)

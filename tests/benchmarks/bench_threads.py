@@ -66,11 +66,11 @@ class Trainer:
 def train(overrides: list[str]) -> None:
     """Take a step for each line of standard input, and say how many seconds it took, of time and of the processor."""
     from samewise.runner.config import compose, project
-    from samewise.runner.training import determinism
+    from samewise.runner.processes import variables
 
     folder = tempfile.mkdtemp()
     composed = compose.compose([*overrides, *COMMON, f"run_root={folder}/runs"], project=project.find())
-    determinism.prepare(composed.cfg.reproducibility)
+    variables.prepare(composed.cfg.reproducibility)
     from samewise.runner.records.digest import weights_sha256
     from samewise.runner.training.batches import training_batches
     from samewise.runner.training.build import build

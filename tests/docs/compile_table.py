@@ -69,9 +69,9 @@ def cell(recipe: str, options: Sequence[str]) -> str:
 def _built(overrides: Sequence[str], folder: Path) -> Any:
     from samewise.runner.config.compose import compose
     from samewise.runner.config.project import Project
+    from samewise.runner.processes.variables import prepare
     from samewise.runner.records.folder import RunFolder
     from samewise.runner.training.build import build
-    from samewise.runner.training.determinism import prepare
 
     project = Project(Path())
     composed = compose([*overrides[:1], *ALWAYS, *overrides[1:]], project=project)

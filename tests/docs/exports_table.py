@@ -48,7 +48,7 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
     from samewise.runner.commands import export
     from samewise.runner.config import saved
     from samewise.runner.exports import clients, folder, formats
-    from samewise.runner.training.determinism import prepare
+    from samewise.runner.processes.variables import prepare
 
     parser = argparse.ArgumentParser()
     export.configure(parser)

@@ -28,6 +28,8 @@ SMALL = "dataset=digits model=resnet20_cifar model.width=4 transforms=images max
 
 EMA = "callbacks=[default,ema] callbacks.ema."
 
+OTHER = "experiment=resnet18_digits model=resnet18_small optimizer=adamw"
+
 WARNINGS: dict[str, tuple[str, str]] = {
     "A schedule longer than the training": ("what it is set to do after the last step is never done", "scheduler=warmup_cosine"),
     "A milestone after the end": ("the rate is never lowered", "scheduler=multi_step scheduler.milestones=[30]"),
@@ -36,6 +38,7 @@ WARNINGS: dict[str, tuple[str, str]] = {
     "TF32 on the CPU": ("only CUDA devices have it", "precision=tf32"),
     "float16 on the CPU": ("it is slow there, not fast", "precision=fp16"),
     "A layer that is never unfrozen": ("training ends before", "+param_groups.head={match:'fc.*',frozen_until:5}"),
+    "Settings of another choice": ("an experiment file sets them for its own; what the other does not take is left out", OTHER),
     "A key that nothing reads": ("no value refers to it", "+dataset.licence=MIT"),
 }
 

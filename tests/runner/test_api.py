@@ -21,7 +21,7 @@ from PIL import Image
 import samewise as sw
 from samewise.runner.errors import CheckpointError, ConfigError, TrainingError
 from samewise.runner.processes.this_process import on_signals
-from samewise.runner.training.determinism import prepare
+from samewise.runner.processes.variables import prepare
 
 TINY = [
     "experiment=resnet18_digits",

@@ -19,12 +19,12 @@ from samewise_tiny import QUIET
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError
+from samewise.runner.processes.variables import CACHE
 from samewise.runner.strategies.elastic import Elastic
 from samewise.runner.strategies.fsdp import FSDP
 from samewise.runner.strategies.pipeline import Pipeline
 from samewise.runner.strategies.single import Single
 from samewise.runner.training.compiled import facts, require_possible
-from samewise.runner.training.determinism import CACHE
 
 PACKAGE = "lab_of_compiling"
 LAB = """

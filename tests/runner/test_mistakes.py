@@ -38,7 +38,7 @@ MISTAKES = {
     "a word for a number": ((*DIGITS, "optimizer.lr=high"), "expected: a number"),
     "a batch that cannot be cut": ((*DIGITS, "batch_size=30", "replicas=4"), "batch_size=32"),
     "a batch larger than the data": ((*DIGITS, "batch_size=100000"), "loader.drop_last=false"),
-    "settings of another optimizer": ((*DIGITS, "optimizer=adam"), "remove it by ~optimizer.momentum"),
+    "a setting of another optimizer": ((*DIGITS, "optimizer=adam", "optimizer.momentum=0.8"), "remove it by ~optimizer.momentum"),
     "an argument that the model lacks": ((*DIGITS, "+model.depth=3"), "remove it by ~model.depth"),
     "another number of classes": ((*DIGITS, "model.num_classes=5"), "model.num_classes=${dataset.num_classes}"),
     "a metric misspelt": ((*DIGITS, "evaluate.monitor=valid/acc"), "did you mean 'valid/accuracy'?"),

@@ -60,7 +60,8 @@ def test_nothing_is_overwritten(trained: sw.Trained, samewise: Run) -> None:
     ("source", "overrides", "values"),
     [
         ("first", ["dataset.image_size=48"], {"dataset": {"image_size": 48}}),
-        ("resnet18_digits", ["optimizer=adamw", "optimizer.lr=0.5", "recipe.num_classes=12"], {"optimizer": {"lr": 0.5}, "recipe": {"num_classes": 12}}),
+        ("resnet18_digits", ["model=resnet34_small", "optimizer.lr=0.5", "seed=4"], {"optimizer": {"lr": 0.5}, "seed": 4}),
+        ("resnet18_digits", ["optimizer=adamw", "optimizer.lr=0.5", "recipe.num_classes=12", "device=cpu"], None),
         ("gan_digits", ["optimizer.generator.lr=0.5", "run_root=elsewhere", "device=cpu"], {"optimizer": {"generator": {"lr": 0.5}}}),
         ("resnet18_digits", ["callbacks=[default,ema]", "debug=tiny"], None),
     ],

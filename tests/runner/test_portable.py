@@ -30,9 +30,10 @@ x86 = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2",
 COMPUTES = """\
 import hashlib, types
 from samewise.runner.config import compose, project
+from samewise.runner.processes import variables
 from samewise.runner.training import determinism
 settings = compose.compose(["reproducibility=portable", "model=resnet18_small", "dataset=digits"], project=project.find()).cfg.reproducibility
-determinism.prepare(settings)
+variables.prepare(settings)
 import torch
 determinism.apply(settings)
 say = lambda name, found: print(name, hashlib.sha256(found.detach().contiguous().numpy().tobytes()).hexdigest())

@@ -32,8 +32,8 @@ assert len(os.listdir("/proc/self/task")) >= int(sys.argv[1]), "nothing was comp
 """
 COMPUTES = """\
 import hashlib, types
-from samewise.runner.training import determinism
-determinism.prepare(types.SimpleNamespace(threads=4, variables={}))
+from samewise.runner.processes import variables
+variables.prepare(types.SimpleNamespace(threads=4, variables={}))
 import numpy as np
 drawn = np.random.default_rng(0)
 line, other, square = drawn.standard_normal(1_000_000), drawn.standard_normal(1_000_000), drawn.standard_normal((400, 400))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from samewise.runner.training import determinism
-from samewise.runner.training.determinism import CACHE, keep_compiled_code_apart
+from samewise.runner.processes import variables
+from samewise.runner.processes.variables import CACHE, keep_compiled_code_apart
 
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "max_steps=2", "callbacks=none", "tracking=none", "evaluate.pictures=false")
 
@@ -23,7 +23,7 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Where code is kept, with this in the environment."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(determinism.atexit, "register", lambda *given: None)
+    monkeypatch.setattr(variables.atexit, "register", lambda *given: None)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 

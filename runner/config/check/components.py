@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from samewise.runner.config.annotations import describe_type, evaluate, fits
+from samewise.runner.config.annotations import NAMED, describe_type, evaluate, fits, names_taken
 from samewise.runner.config.instantiate import SPECIAL, locate
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import at
@@ -18,8 +18,6 @@ REQUIRED = ("recipe", "model", "scheduler", "precision", "strategy", "dataset.tr
 """What must be a component."""
 
 NO_SUCH_ARGUMENT = "has no such argument"
-
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def problems_in(part: Node, project: Project) -> list[Problem]:
@@ -83,18 +81,15 @@ def _of(node: Node, path: str, packages: Sequence[str]) -> Iterator[Problem]:
         parameters = inspect.signature(made).parameters
     except (TypeError, ValueError):  # nothing is known of its arguments
         return
-    yield from _unknown(node, path, made, parameters)
+    yield from _unknown(node, path, made)
     yield from _missing(node, path, made, parameters)
     yield from _mistyped(node, path, made, parameters)
 
 
-def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
-    names = [name for name, parameter in parameters.items() if parameter.kind in _NAMED]
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        further = passed_on(made)
-        if further is None:
-            return
-        names += further
+def _unknown(node: Node, path: str, made: Callable[..., Any]) -> Iterator[Problem]:
+    names = names_taken(made)
+    if names is None:
+        return
     told = _by_phase(node) if path == "optimizer" else []
     for key, value in node.items():
         if key not in names and key not in SPECIAL and key not in told:
@@ -105,30 +100,19 @@ def _unknown(node: Node, path: str, made: Callable[..., Any], parameters: Mappin
             yield Problem(f"{path}.{key}", reason, value, hint=hint)
 
 
-def passed_on(made: Callable[..., Any]) -> list[str] | None:
-    """The arguments that torchvision's model functions pass on to the class they return; None if that cannot be determined."""
-    returned = evaluate(inspect.signature(made).return_annotation, made)
-    if not made.__module__.startswith("torchvision.models.") or not isinstance(returned, type):
-        return None
-    parameters = inspect.signature(returned).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return [parameter.name for parameter in parameters]
-
-
 def _missing(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
     if node.get("_partial_", False):
         return
     positional = len(node.get("_args_") or ())
     for place, (name, parameter) in enumerate(parameters.items()):
-        if parameter.kind in _NAMED and parameter.default is inspect.Parameter.empty and name not in node and place >= positional:
+        if parameter.kind in NAMED and parameter.default is inspect.Parameter.empty and name not in node and place >= positional:
             words = describe_type(evaluate(parameter.annotation, made))
             yield Problem(f"{path}.{name}", f"{made.__qualname__} needs this argument", expected=words, hint=f"+{path}.{name}=VALUE")
 
 
 def _mistyped(node: Node, path: str, made: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Iterator[Problem]:
     for name, parameter in parameters.items():
-        if parameter.kind in _NAMED and name in node and name not in SPECIAL and not _unknown_yet(node[name]):
+        if parameter.kind in NAMED and name in node and name not in SPECIAL and not _unknown_yet(node[name]):
             annotation = evaluate(parameter.annotation, made)
             if not fits(node[name], annotation) and not (parameter.default is None and node[name] is None):
                 yield Problem(f"{path}.{name}", "wrong type", node[name], describe_type(annotation))

@@ -14,6 +14,7 @@ from samewise.runner.config.monitors import better
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import at, flat
 from samewise.runner.errors import Problem, nearest
+from samewise.runner.processes.variables import VARIABLES
 
 Config = Mapping[str, Any]
 
@@ -62,15 +63,6 @@ OPTIMIZER_RANGES: dict[str, tuple[float, float]] = {
     "betas": (0, 1),
 }
 """What an optimizer's numbers may be: [lowest, highest)."""
-
-VARIABLES = (
-    *("ATEN_CPU_CAPABILITY", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "CUDA_DEVICE_MAX_CONNECTIONS"),
-    *("OMP_NUM_THREADS", "OMP_DYNAMIC", "OMP_PLACES", "OMP_PROC_BIND", "OMP_SCHEDULE", "OMP_STACKSIZE", "OMP_THREAD_LIMIT", "OMP_WAIT_POLICY"),
-    *("KMP_AFFINITY", "KMP_BLOCKTIME", "KMP_DETERMINISTIC_REDUCTION", "KMP_HW_SUBSET", "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS"),
-    *("MKL_CBWR", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "ONEDNN_CPU_ISA_HINTS", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA"),
-)
-"""Variables that choose how numbers are computed. Any other could run a stranger's program (PATH, LD_PRELOAD, OMP_TOOL_LIBRARIES) or write a file
-(MKL_VERBOSE_OUTPUT_FILE)."""
 
 LEVELS = ("strict", "portable", "fast")
 OTHER_ENVIRONMENT = ("refuse", "record")

@@ -1,0 +1,259 @@
+"""What an experiment file sets for its choice of a group, where another is chosen: on the command line, or by an experiment that builds on it.
+
+What the other choice does not take is left out of the config; the rest stays, as Hydra has it. Both are said.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from samewise.runner.config.annotations import names_taken
+from samewise.runner.config.fingerprint import is_outside, reached
+from samewise.runner.config.instantiate import SPECIAL, locate
+from samewise.runner.config.loader import ROOT
+from samewise.runner.config.origins import FileValue, values_in, values_of
+from samewise.runner.config.project import Project
+from samewise.runner.config.slots import within
+from samewise.runner.config.tree import at, plain
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.processes import variables
+from samewise.runner.records import sources
+
+_FILES = "experiment/"
+_REDUCED = ("experiment", "debug", "debug/sizes")
+LEFT_OUT = "left out: "
+_MOST_THREADS = 1024
+_MAKES_ONE = ("_target_", "match", "layer_decay")
+"""Keys without which a mapping is no component, and no rule for parameter groups."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A group of which another choice is made than an experiment file was written for.
+
+    Args:
+        file: The experiment file: `experiment/first`.
+        path: Where the group's values are: `optimizer`.
+        before: What the file was written for: `sgd`; empty: nothing.
+        now: What is chosen; empty: nothing.
+        is_given: Whether on the command line.
+        sets: What the file sets there, and no later file does.
+        others: What the files of choices set there now, by path.
+        made: Mappings there that were components, or rules, with the choice before.
+    """
+
+    file: str
+    path: str
+    before: str
+    now: str
+    is_given: bool
+    sets: tuple[FileValue, ...]
+    others: Mapping[str, FileValue]
+    made: frozenset[str]
+
+
+def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | None) -> list[Change]:
+    """The groups of which another choice is made, and below which an experiment file sets something.
+
+    Args:
+        loader: Reads the files.
+        given: The overrides, all of them sound.
+        experiment: The choice of `experiment=`.
+    """
+    chosen_by_user = {group: names for text in given if (group := _group(text, loader)) not in ("", *_REDUCED) for names in [_names(text)]}
+    if experiment is None or not _may_matter(loader, f"{_FILES}{experiment}", chosen_by_user):
+        return []
+    final = _Choices(loader, given)
+    whole = _Choices(loader, [f"experiment={experiment}"])
+    found = list[Change]()
+    for file in dict.fromkeys(value.config for value in final.last.values() if value.config.startswith(_FILES)):
+        alone = whole if file == f"{_FILES}{experiment}" else _Choices(loader, [f"experiment={file.removeprefix(_FILES)}"])
+        for key in sorted({*alone.chosen, *whole.chosen, *final.chosen}):
+            group, path = key
+            asked = chosen_by_user.get(f"{group}@{path}", chosen_by_user.get(group) if key not in whole.apart else None)
+            before, now = alone.chosen.get(key, ()), final.chosen.get(key, ())
+            if group in _REDUCED or before == now or now != (whole.chosen.get(key, ()) if asked is None else asked):
+                continue  # of a reduced experiment the data are its own
+            same = {name for name, value in alone.others.items() if final.others.get(name) == value}
+            sets = [value for value in final.last.values() if value.config == file and value.path.startswith(f"{path}.") and value.path not in same]
+            if sets:
+                found.append(Change(file, path, _words(before), _words(now), asked is not None, tuple(sets), final.others, alone.made))
+    return found
+
+
+def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str], project: Project) -> list[Problem]:
+    """Leave out of the config what the other choices do not take.
+
+    Args:
+        cfg: The config, changed in place.
+        changed: What `changes` gave.
+        given: The overrides; what they set stays.
+        project: The user's own.
+
+    Returns:
+        What was left out and what stays, one for each group and file.
+    """
+    if not changed:
+        return []
+    read = [one for one in OverridesParser.create().parse_overrides(list(given)) if "." in one.key_or_group or isinstance(one.value(), dict)]
+    by_user = {path for override in read for path, _ in values_in(override.value(), override.key_or_group)}
+    whole: Any = OmegaConf.to_container(cfg, resolve=False)
+    told, left = list[Problem](), dict[str, None]()
+    for change in changed:
+        sets = [value for value in change.sets if at(whole, value.path, ...) is not ... and not _overlaps(value.path, by_user)]
+        gone = {value.path: misfit for value in sets if (misfit := _misfit(whole, value.path, change, cfg, project))}
+        unfit = {misfit for misfit in gone.values() if all(path in gone for path, _ in values_in(at(whole, misfit), misfit))}
+        dropped = [value for value in sets if gone.get(value.path) in unfit]
+        stays = [value for value in sets if value.path not in gone and _is_news(value, change)] if change.is_given else []
+        left |= dict.fromkeys(sorted(unfit))
+        told += [_left_out(change, dropped, unfit)] if dropped else []
+        told += [_kept(change, stays)] if stays else []
+    with open_dict(cfg):
+        for path in left:
+            above, _, key = path.rpartition(".")
+            del OmegaConf.select(cfg, above)[key]
+    return told
+
+
+def _left_out(change: Change, dropped: Sequence[FileValue], unfit: set[str]) -> Problem:
+    keys = [f"{path}.".removeprefix(f"{change.path}.").rstrip(".") for path in sorted(unfit)]
+    keys = [key for key in keys if key] or [value.path.removeprefix(f"{change.path}.") for value in dropped]  # of a group that is gone
+    are, them = ("is", "it") if len(keys) == 1 else ("are", "them")
+    why = f"{change.now} does not take {them}" if change.now else "nothing is chosen now"
+    words = f"{_and(keys)} {are} {LEFT_OUT}{_name(change)} sets {them} for {change.before or 'no choice'}, and {why}"
+    return Problem(change.path, words, where=dropped[0].where)
+
+
+def _kept(change: Change, stays: Sequence[FileValue]) -> Problem:
+    keys = _and([f"{value.path.removeprefix(f'{change.path}.')}={_short(value.value)}" for value in stays])
+    own = [f"{value.path}={_short(change.others[value.path].value)}" for value in stays if value.path in change.others]
+    hint = f"say which you want; of {change.now} itself: {' '.join(own)}" if own else ""
+    return Problem(change.path, f"{change.now} keeps {keys}, which {_name(change)} sets for {change.before or 'no choice'}", hint=hint, where=stays[0].where)
+
+
+def _is_news(value: FileValue, change: Change) -> bool:
+    """Whether a value that stays can change a result, and is not what the choice sets anyway."""
+    other = change.others.get(value.path)
+    return not is_outside(value.path) and (other is None or (other.value != value.value and "/" in other.config))
+
+
+def _misfit(whole: Any, path: str, change: Change, cfg: DictConfig, project: Project) -> str:
+    """The path, or that of a mapping above it, which the config has no place for; empty where there is one."""
+    parts, first = path.split("."), change.path.count(".") + 1
+    for end in range(first, len(parts) + 1):
+        one, above = ".".join(parts[:end]), ".".join(parts[: end - 1])
+        value, owner = at(whole, one), at(whole, above) if above else whole
+        if "." in one and one in change.made and isinstance(value, Mapping) and not any(key in value for key in _MAKES_ONE):
+            return one
+        if any(other == one or other.startswith(f"{one}.") for other in change.others):
+            continue
+        if end > first and "_target_" in owner:
+            return "" if _takes(cast(Mapping[str, Any], owner), above, parts[end - 1], cfg, project) else one
+        if not (isinstance(value, Mapping) and any(two.startswith(f"{one}.") for two in change.made)):
+            return ""
+    return ""
+
+
+def _takes(node: Mapping[str, Any], path: str, key: str, cfg: DictConfig, project: Project) -> bool:
+    """Whether a component has an argument of that name; also where that cannot be told. Imports it, and so torch."""
+    if key in SPECIAL or not _may_import(cfg):
+        return True
+    try:
+        names = names_taken(locate(node["_target_"], path, project.packages))
+    except ConfigError:
+        return True
+    if within(str(node["_target_"]), project.packages):
+        sources.note_imported(reached(cast(dict[str, Any], plain(cfg)), project.packages))
+    return names is None or key in names
+
+
+def _may_import(cfg: DictConfig) -> bool:
+    """Whether torch is imported, or can be now: once the variables are set that it reads then."""
+    if "torch" not in sys.modules:
+        settings: Any = plain(cfg.get("reproducibility"))
+        threads, given = at(settings, "threads"), at(settings, "variables")
+        if not (isinstance(threads, int) and 0 < threads <= _MOST_THREADS and isinstance(given, dict) and all(name in variables.VARIABLES for name in given)):
+            return False  # `check` says what is wrong with them
+        variables.prepare(cfg.reproducibility)
+    return True
+
+
+class _Choices:
+    """What overrides choose, and what the files of these choices set.
+
+    Args:
+        loader: Reads the files.
+        given: The overrides.
+    """
+
+    def __init__(self, loader: ConfigLoaderImpl, given: Sequence[str]) -> None:
+        defaults: list[ResultDefault] = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
+        self.chosen = dict[tuple[str, str], tuple[str, ...]]()
+        """By group and the path of its values; the choices that are made by another of the same group left out."""
+        self.apart = set[tuple[str, str]]()
+        """Those of a path that is not the group's own: `optimizer@optimizer.generator`."""
+        for default in defaults:
+            group, _, name = (default.config_path or "").rpartition("/")
+            if group and default.package and (default.parent or "").rpartition("/")[0] != group and not group.startswith("hydra"):
+                self.chosen[group, default.package] = (*self.chosen.get((group, default.package), ()), name)
+                self.apart |= {(group, default.package)} if "@" in str(default.override_key) else set()
+        values = list(values_of(loader, defaults))
+        self.last = {value.path: value for value in values}
+        self.others = {value.path: value for value in values if not value.config.startswith(_FILES)}
+        self.made = frozenset(value.path.rpartition(".")[0] for value in self.others.values() if value.path.rpartition(".")[2] in _MAKES_ONE)
+
+
+def _may_matter(loader: ConfigLoaderImpl, file: str, chosen: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether an experiment's file sets something below a group that is chosen, or builds on another. Quick: most commands end here."""
+    loaded = loader.repository.load_config(file)
+    assert loaded is not None
+    if any(getattr(entry, "path", "_self_") != "_self_" or getattr(entry, "group", "") == "/experiment" for entry in loaded.defaults_list or ()):
+        return True
+    keys = set(map(str, loaded.config))
+    for group, names in chosen.items():
+        first = loader.repository.load_config(f"{group.partition('@')[0]}/{names[0]}") if names else None
+        package = str((first.header["package"] if first else None) or "_group_")
+        if package.replace("_group_", group.partition("@")[2] or group).partition(".")[0] in keys or not names:
+            return True
+    return False
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """What an override chooses: `[default,ema]` several, `null` nothing."""
+    names = text.partition("=")[2].strip("[] ")
+    return () if names in ("", "null") else tuple(name.strip(" '\"").removesuffix(".yaml") for name in names.split(","))
+
+
+def _group(text: str, loader: ConfigLoaderImpl) -> str:
+    """The group whose choice an override makes; empty where it sets a value."""
+    key, _, value = text.lstrip("+~").partition("=")
+    return key if not value.startswith("{") and loader.repository.group_exists(key.partition("@")[0]) else ""
+
+
+def _overlaps(path: str, others: set[str]) -> bool:
+    return any(f"{path}.".startswith(f"{one}.") or one.startswith(f"{path}.") for one in others)
+
+
+def _name(change: Change) -> str:
+    return change.file.replace("/", "=", 1)
+
+
+def _words(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"[{', '.join(names)}]" if names else ""
+
+
+def _and(parts: Sequence[str]) -> str:
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+
+
+def _short(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value).replace(", ", ",")

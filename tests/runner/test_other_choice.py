@@ -1,0 +1,267 @@
+"""An experiment's settings for a choice, where the command line makes another: what does not fit is left out, what fits stays, both are said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samewise.runner.cli import main
+from samewise.runner.config.check import problems
+from samewise.runner.config.compose import Composed, compose
+from samewise.runner.config.loader import config_loader, root_config, without_hydra
+from samewise.runner.config.project import Project
+from samewise.runner.config.tree import plain
+from samewise.runner.sweep.points import Composer
+
+BASE = """# @package _global_
+defaults:
+  - override /loss: focal
+  - override /model: resnet20_cifar
+  - override /optimizer: sgd
+  - override /scheduler: warmup_cosine
+  - override /param_groups: no_decay_on_norms
+  - override /callbacks: [default, ema]
+  - _self_
+model: {width: 4}
+recipe: {loss: {gamma: 1.0}}
+optimizer: {lr: 0.2, nesterov: true}
+scheduler:
+  schedules:
+    warmup: {duration: 1}
+    decay: {eta_min: 0.01}
+callbacks: {ema: {decay: 0.9}}
+param_groups: {norms: {weight_decay: 0.1}}
+transforms: {size: 9}
+"""
+DERIVED = "# @package _global_\ndefaults:\n  - base\n  - override /optimizer: adamw\n  - _self_\noptimizer: {betas: [0.8, 0.9]}\n"
+WRONG = DERIVED.replace("betas: [0.8, 0.9]", "dampening: 0.1")
+TWO = """# @package _global_
+defaults:
+  - /optimizer@optimizer.a: adam
+  - /optimizer@optimizer.b: adam
+  - override /optimizer: null
+  - _self_
+optimizer: {a: {betas: [0.5, 0.9]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "experiment").mkdir()
+    for name, text in {"base": BASE, "derived": DERIVED, "wrong": WRONG, "two": TWO}.items():
+        (folder / "experiment" / f"{name}.yaml").write_text(text)
+    return Project(folder, configs=(folder,))
+
+
+def told(composed: Composed) -> list[str]:
+    return [f"{one.where.rpartition('/')[2]}: {one.path}: {one.message}" for one in composed.cautions]
+
+
+def as_hydra_has_it(given: Sequence[str], project: Project) -> Any:
+    return plain(without_hydra(root_config(config_loader(project), given)))
+
+
+def test_what_another_optimizer_and_scheduler_do_not_take_is_left_out_and_said_in_one_line_each(mine: Project) -> None:
+    composed = compose(["experiment=resnet18_digits", "optimizer=adamw", "scheduler=cosine"], project=mine)
+    assert problems(composed, mine) == []
+    experiment = "experiment=resnet18_digits sets"
+    assert told(composed) == [
+        f"resnet18_digits.yaml:28: optimizer: momentum and nesterov are left out: {experiment} them for sgd, and adamw does not take them",
+        "resnet18_digits.yaml:27: optimizer: adamw keeps lr=0.1 and weight_decay=0.0005, which experiment=resnet18_digits sets for sgd",
+        f"resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out: {experiment} them for one_cycle, and cosine does not take them",
+    ]
+    assert composed.cautions[1].hint == "say which you want; of adamw itself: optimizer.lr=0.001 optimizer.weight_decay=0.01"
+    by_hand = ["~optimizer.momentum", "~optimizer.nesterov", "~scheduler.pct_start", "~scheduler.cycle_momentum"]
+    same = compose(["experiment=resnet18_digits", "optimizer=adamw", "scheduler=cosine", *by_hand], project=mine)
+    assert composed.fingerprint == same.fingerprint
+    assert [one.path for one in same.cautions] == ["optimizer"]
+
+
+def test_what_the_command_line_says_is_neither_left_out_nor_warned_of(mine: Project) -> None:
+    given = ["experiment=resnet18_digits", "optimizer=adamw", "optimizer.lr=0.1", "optimizer.weight_decay=0.01", "optimizer.momentum=0.8"]
+    composed = compose(given, project=mine)
+    assert [line.partition(" left out")[0] for line in told(composed)] == ["resnet18_digits.yaml:29: optimizer: nesterov is"]
+    assert [one.path for one in problems(composed, mine)] == ["optimizer.momentum"]
+    whole = compose([*given[:2], "optimizer={lr:0.5}"], project=mine)
+    assert "keeps weight_decay=0.0005," in told(whole)[1]
+    assert problems(whole, mine) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["loss=cross_entropy"], ["base.yaml:11: recipe.loss: gamma is left out: experiment=base sets it for focal, and cross_entropy does not take it"]),
+        (["~loss"], ["base.yaml:11: recipe.loss: gamma is left out: experiment=base sets it for focal, and nothing is chosen now"]),
+        (["model=resnet18"], ["base.yaml:10: model: width is left out: experiment=base sets it for resnet20_cifar, and resnet18 does not take it"]),
+        (["scheduler=cosine"], ["base.yaml:15: scheduler: schedules is left out: experiment=base sets it for warmup_cosine, and cosine does not take it"]),
+        (
+            ["scheduler=warmup_multi_step"],
+            [
+                "base.yaml:16: scheduler: schedules.decay.eta_min is left out: experiment=base sets it for warmup_cosine, "
+                "and warmup_multi_step does not take it",
+                "base.yaml:15: scheduler: warmup_multi_step keeps schedules.warmup.duration=1, which experiment=base sets for warmup_cosine",
+            ],
+        ),
+        (["callbacks=default"], ["base.yaml:17: callbacks: ema is left out: experiment=base sets it for [default, ema], and default does not take it"]),
+        (["callbacks=[default,ema,early_stopping]"], []),
+        (["param_groups=none"], ["base.yaml:18: param_groups: norms is left out: experiment=base sets it for no_decay_on_norms, and none does not take it"]),
+        (["transforms=digits"], ["base.yaml:19: transforms: digits keeps size=9, which experiment=base sets for images"]),
+        (["model=resnet32_cifar", "model.width=8", "tracking=none", "reproducibility=fast"], []),
+        (["optimizer=sgd", "scheduler=warmup_cosine", "debug=tiny"], []),
+    ],
+    ids=lambda one: " ".join(one) if one and "=" in one[0] and ":" not in one[0] else "",
+)
+def test_parts_of_every_kind_of_group(mine: Project, given: list[str], said: list[str]) -> None:
+    composed = compose(["experiment=base", *given], project=mine)
+    assert told(composed) == said
+    assert problems(composed, mine) == []
+
+
+def test_one_of_several_optimizers(mine: Project) -> None:
+    composed = compose(["experiment=two", "optimizer@optimizer.a=sgd"], project=mine)
+    assert told(composed) == ["two.yaml:7: optimizer.a: betas is left out: experiment=two sets it for adam, and sgd does not take it"]
+
+
+def test_what_one_experiment_sets_is_left_out_by_another_that_builds_on_it_with_another_choice(mine: Project) -> None:
+    composed = compose(["experiment=derived"], project=mine)
+    line = "base.yaml:12: optimizer: nesterov is left out: experiment=base sets it for sgd, and adamw does not take it"
+    assert told(composed) == [line]
+    assert problems(composed, mine) == []
+    back = compose(["experiment=derived", "optimizer=sgd"], project=mine)
+    assert told(back) == ["derived.yaml:6: optimizer: betas is left out: experiment=derived sets it for adamw, and sgd does not take it"]
+
+
+def test_what_an_experiment_sets_for_its_own_choice_stays_an_error(mine: Project) -> None:
+    composed = compose(["experiment=wrong"], project=mine)
+    assert [one.path for one in problems(composed, mine)] == ["optimizer.dampening"]
+    assert [one.path for one in problems(compose(["experiment=base", "+model.widht=3"], project=mine), mine)] == ["model.widht"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["experiment=resnet18_digits", "model=resnet34_small", "dataset=mnist", "transforms=images"],
+        ["experiment=resnet50_fine_tuned", "model=vit_b_16", "initialise=kaiming"],
+        ["experiment=retinanet_bccd", "transforms=detection_flips", "callbacks=default"],
+        ["experiment=base", "optimizer=adamw", "~optimizer.nesterov"],
+        ["experiment=gan_digits", "debug=tiny"],
+    ],
+    ids=lambda given: given[0],
+)
+def test_a_command_that_worked_composes_to_what_hydra_makes_of_it(mine: Project, given: list[str]) -> None:
+    made, whole = compose(given, project=mine).whole, as_hydra_has_it(given, mine)
+    assert {key: value for key, value in made.items() if key != "evaluate"} == {key: value for key, value in whole.items() if key != "evaluate"}
+
+
+def test_a_sweeps_point_is_composed_as_it_is_alone(mine: Project) -> None:
+    composer = Composer(mine)
+    for given in (
+        ["optimizer=adamw"],
+        ["optimizer=sgd"],
+        ["optimizer=adamw", "optimizer.nesterov=true"],
+        ["model=resnet18", "optimizer._target_=torch.optim.RAdam"],
+    ):
+        point, alone = composer.compose(["experiment=base", *given]), compose(["experiment=base", *given], project=mine)
+        assert (point.whole, point.cautions) == (alone.whole, alone.cautions)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_choices_says_each_thing_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "--list", "experiment=resnet18_digits", "optimizer=sgd,adamw", "seed=1,2", "device=cpu", "tracking=none"]) == 0
+    said = capsys.readouterr()
+    warned = [line for line in said.err.splitlines() if line.startswith("warning: ")]
+    assert [line.partition("(in ")[2].partition(",")[0] for line in warned] == ["2 of 4 points"] * 2
+    assert len(said.out.splitlines()) == 4
+
+
+@pytest.mark.slow
+def test_check_and_show_tell_of_it_and_strict_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["experiment=resnet18_digits", "scheduler=cosine", "device=cpu"]
+    assert main(["check", "--static", "--json", *given]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert "warning: configs/experiment/resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out" in note
+    assert main(["check", "--strict", *given]) == 2
+    assert capsys.readouterr().out.splitlines()[1:] == [f"  {note}"]
+    assert main(["show", *given]) == 0
+    shown = capsys.readouterr()
+    assert note in shown.err
+    assert "pct_start" not in shown.out
+
+
+def test_an_experiment_made_of_it_is_whole_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
+    monkeypatch.chdir(tmp_path)
+    given = ["optimizer=adamw", "scheduler=cosine", "optimizer.lr=0.01"]
+    assert main(["new", "other", "--from", "resnet18_digits", *given]) == 0
+    assert "momentum and nesterov are left out" in capsys.readouterr().err
+    project = Project(tmp_path, configs=(tmp_path / "configs",))
+    made, wanted = compose(["experiment=other"], project=project), compose(["experiment=resnet18_digits", *given], project=project)
+    assert made.fingerprint == wanted.fingerprint
+    assert made.cautions == ()
+    assert problems(made, project) == []
+
+
+NET = "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, num_classes: int, depth: int = 1) -> None:\n        super().__init__()\n"
+
+IN_A_NEW_PROCESS = """
+import os, sys
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from pathlib import Path
+given = ["experiment=resnet18_digits", "reproducibility=portable"]
+compose([*given, "model=resnet34_small", "tracking=none"], project=Project(Path.cwd()))
+assert "torch" not in sys.modules  # what stays is in the other choice's own file
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("MKL_CBWR"), os.environ.get("OMP_DYNAMIC"))
+            sys.meta_path.remove(self)
+sys.meta_path.insert(0, Watch())
+compose([*given, "optimizer=adamw"], project=Project(Path.cwd()))
+assert "torch" in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_torch_is_imported_only_for_what_needs_it_and_after_the_variables_that_it_reads(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_NEW_PROCESS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("COMPATIBLE FALSE\n", 0), done.stderr
+
+
+def test_variables_that_a_config_may_not_set_are_not_set_to_look_at_it(mine: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delenv("SAMEWISE_TEST_ONLY", raising=False)
+    given = ["experiment=base", "model=resnet18", "+reproducibility.variables.SAMEWISE_TEST_ONLY=x"]
+    composed = compose(given, project=mine)
+    assert composed.whole["model"]["width"] == 4  # it stays, and `check` refuses both
+    assert "SAMEWISE_TEST_ONLY" not in os.environ
+
+
+def test_a_model_of_ones_own_is_looked_at_and_an_edit_after_that_is_noticed(
+    mine: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samewise: Callable[..., Any]
+) -> None:
+    from samewise.runner.records import sources
+
+    package = tmp_path / "lab_of_choices.py"
+    package.write_text(NET)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("_target_: lab_of_choices.Net\nnum_classes: ${dataset.num_classes}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    project = Project(tmp_path, packages=("lab_of_choices",), configs=(tmp_path, *mine.configs))
+    composed = compose(["experiment=base", "model=mine"], project=project)
+    assert told(composed) == ["base.yaml:10: model: width is left out: experiment=base sets it for resnet20_cifar, and mine does not take it"]
+    assert sources.edited_since_import(composed.code) == []
+    package.write_text(NET.replace("depth: int = 1", "width: int = 1"))
+    again = compose(["experiment=base", "model=mine"], project=project)
+    assert sources.edited_since_import(again.code) == ["lab_of_choices.py"]
