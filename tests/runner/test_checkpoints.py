@@ -116,7 +116,7 @@ def test_a_newest_one_that_cannot_be_read_is_refused_and_no_older_one_is_taken_f
 
 def test_too_little_memory_is_a_refusal_and_with_more_it_is_read(tmp_path):
     keeper(tmp_path).save(1, {"model": {"weight": torch.ones(1000)}}, {})
-    keeper(tmp_path).save(2, {"model": {"weight": torch.ones(64 << 20)}}, {})
+    keeper(tmp_path).save(2, {"model": {"weight": torch.ones(24 << 20)}}, {})
     fresh = subprocess.run(
         [sys.executable, "-c", WITH_LITTLE_MEMORY, tmp_path], capture_output=True, text=True, check=True
     )  # this process may hold freed memory
