@@ -1,4 +1,4 @@
-"""Write a run's model for other runtimes, and hold each file against the model."""
+"""Write a run's model for other runtimes, and compare each file with the model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A run's model in formats that other runtimes take, each held against the model itself."""
+"""A run's model in formats that other runtimes take, each compared with the model itself."""

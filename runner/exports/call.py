@@ -147,7 +147,7 @@ def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: T
         whole: Take the transforms into it, where the form's inputs are entries of the batch as they leave them.
 
     Raises:
-        ConfigError: what comes out has no numbers, so that nothing could be held against it.
+        ConfigError: what comes out has no numbers, so that nothing could be compared with it.
     """
     inputs = {one: tensor.detach().clone(memory_format=torch.contiguous_format) for one, tensor in form.inputs.items()}
     with torch.no_grad():
@@ -155,7 +155,7 @@ def in_form(form: Form, name: str, model: nn.Module, loaded: Batch, transform: T
     if not all(tensor.numel() for tensor in outputs.values()):
         empty = ", ".join(one for one, tensor in outputs.items() if not tensor.numel())
         hint = "train it further, or lower its threshold: for a RetinaNet, model.score_thresh=0.01"
-        raise ConfigError(Problem("model", f"finds nothing in the example ({empty}), so no format could be held against it", type(model).__name__, hint=hint))
+        raise ConfigError(Problem("model", f"finds nothing in the example ({empty}), so no format could be compared with it", type(model).__name__, hint=hint))
     entries = tuple(one if one in loaded else None for one in inputs)
     before = _before(loaded, transform, entries) if whole else None
     made = Call(name, Function(model, (), {}, call=form.call).eval(), inputs, outputs, checks=form.checks)

@@ -46,7 +46,7 @@ def write(
     about: Mapping[str, Any],
     accuracy: Callable[[formats.Run], Accuracy] | None = None,
 ) -> list[Runtime]:
-    """Write an export, and hold each format against the model before export.json says that it is one.
+    """Write an export, and compare each format with the model before export.json says that it is one.
 
     Args:
         folder: An empty one, or one to be made.
@@ -138,7 +138,7 @@ def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) ->
     words = f"altered since the export: {some(changed)}" if changed else f"{len(weights)} tensors, as exported"
     found = [Runtime("safetensors", words, same=not changed, sound=not changed)]
     if _is_altered(folder / VECTORS, said["files"]):
-        return [*found, Runtime("vectors", f"{VECTORS} was altered since the export: there is nothing to hold the models against")]
+        return [*found, Runtime("vectors", f"{VECTORS} was altered since the export: there is nothing to compare the models with")]
     kept = {} if not (folder / OPERATORS).exists() or _is_altered(folder / OPERATORS, said["files"]) else _read(folder / OPERATORS)
     truth = Truth(inputs, outputs, {name: tensor for name, tensor in weights.items() if name not in changed}, kept)
     for form in formats.FORMATS.values():

@@ -29,7 +29,7 @@ class Format(ABC):
     runs_with: ClassVar[tuple[str, ...]] = ()
     """Packages to run it."""
     is_exact: ClassVar[bool] = True
-    """Whether it should give what the model does; else what it loses is measured, and `verify` holds it against what it gave when it was written."""
+    """Whether it should give what the model does; else what it loses is measured, and `verify` compares it with what it gave when it was written."""
     install: ClassVar[str] = "pip install 'samewise[export]'"
     """What brings them."""
 

@@ -1,4 +1,4 @@
-"""An export's file in a runtime, held against the model's own results."""
+"""An export's file in a runtime, compared with the model's own results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samewise.runner.exports.operators import first_apart
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a runtime gives, held against the model's own results.
+    """What a runtime gives, compared with the model's own results.
 
     Args:
         format: pt2, aoti, onnx or safetensors; or vectors, where they are not what they were.
@@ -42,7 +42,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Truth:
-    """What a runtime is held against: inputs in the order of the call, the model's outputs for them, its weights, numbers of each operator."""
+    """What a runtime is compared with: inputs in the order of the call, the model's outputs for them, its weights, numbers of each operator."""
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]

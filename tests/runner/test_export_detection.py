@@ -96,5 +96,5 @@ def test_a_detector_with_a_wrong_weight_is_named_with_the_first_operator_that_it
 def test_a_detector_that_finds_nothing_in_the_example_is_refused(samewise: Callable[..., Any], detector: tuple[Path, Path], tmp_path: Path) -> None:
     done = samewise("export", detector[0], "model.score_thresh=0.999", "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert "finds nothing in the example (boxes, labels, scores), so no format could be held against it" in done.stderr
+    assert "finds nothing in the example (boxes, labels, scores), so no format could be compared with it" in done.stderr
     assert samewise("export", detector[0], "--module", "backbone", "--out", tmp_path / "backbone").returncode == 0

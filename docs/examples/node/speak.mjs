@@ -1,5 +1,5 @@
 // Speaks with an exported WaveRNN: its conditioning once for the spectrogram, its step once for each sample. The spectrogram and
-// the random numbers are the export's own, so what it speaks can be held against what the model spoke by them.
+// the random numbers are the export's own, so what it speaks can be compared with what the model spoke by them.
 //
 //   node speak.mjs FOLDER      with conditioning/ and step/ in it; exit code: 0 within the export's tolerance, 1 not, 2 it cannot be run
 import { InferenceSession, Tensor } from 'onnxruntime-node';

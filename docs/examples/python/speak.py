@@ -2,7 +2,7 @@
 
 python speak.py FOLDER        with conditioning/ and step/ in it; model.onnx by onnxruntime, where it is there, else model.pt2 by torch
 
-The spectrogram and the random numbers are the export's own, so what it speaks can be held against what the model spoke by them. Exit code: 0 within the
+The spectrogram and the random numbers are the export's own, so what it speaks can be compared with what the model spoke by them. Exit code: 0 within the
 export's tolerance, 1 not, 2 it cannot be run.
 """
 
