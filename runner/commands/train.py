@@ -57,7 +57,7 @@ With --fresh it is trained again, in a folder beside the first (-2, -3, ...); fr
 
 def run(args: argparse.Namespace) -> int:
     """Train, unless the overrides make a sweep of it."""
-    from samewise.runner.config.overrides import has_several_values
+    from samewise.runner.config.override_text import has_several_values
 
     if args.multirun or any(map(has_several_values, args.overrides)):
         if args.config:

@@ -23,6 +23,7 @@ from samewise.runner.config.file_faults import is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
 from samewise.runner.config.loader import choices_in, config_loader, faults_in_files, groups, root_config, set_for_hydra, without_hydra
 from samewise.runner.config.origins import located
+from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.schema import Experiment
@@ -122,7 +123,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     """
     given = project.with_experiment(given)
     loader = reader = config_loader(project)
-    well, problems = faults.read_overrides(given)
+    well, problems = read_overrides(given)
     good = [str(override.input_line) for override in well]
     try:
         cfg = None if problems else root_config(loader, good)

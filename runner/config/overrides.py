@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast, get_type_hints
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -19,6 +16,7 @@ from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError
 
 from samewise.runner.config import schema
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
+from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.tree import leaves, paths
 from samewise.runner.config.types_in_words import expected_type, is_typed
 from samewise.runner.errors import Problem, close, first_line, same_words
@@ -55,96 +53,10 @@ _NEEDLESS = {
     "metrics=accuracy": "leave it out: accuracy is computed without being asked for",
     "resume": "give the same command again: it goes on where it was stopped",
 }
-_LISTS = ("callbacks", "metrics")
-"""Groups of which several are chosen."""
 
-_PATTERN = re.compile(r"(\+*(?:[\w.]+\.)?(?:\w+_)?pattern)=([^'\"]+)")
-"""A setting that is a regular expression, not quoted."""
-
-_OPEN = tuple(
-    f"{section.name}.{field.name}".replace(".", r"\.")
-    for section in fields(schema.Experiment)
-    if is_dataclass(kind := get_type_hints(schema.Experiment)[section.name])
-    for field in fields(cast(Any, kind))
-    if str(field.type).startswith("dict[")
-)
-"""Settings whose keys are the user's own (`tracking.tags`, `evaluate.also`), as patterns: a key of theirs is added as it is set, without a +."""
 
 FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError, OSError)
 """What Hydra and OmegaConf raise over a wrong override or file."""
-
-
-def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]:
-    """The overrides that can be read and name one point, and a problem for each other one."""
-    parser = OverridesParser.create()
-    good, problems = list[Override](), list[Problem]()
-    given, torn = _torn(given, parser)
-    problems += torn
-    for text in given:
-        if text.startswith("="):
-            problems.append(Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", "write KEY=VALUE without spaces around the ="))
-            continue
-        if (pattern := _PATTERN.fullmatch(text)) and pattern[2] != "null":  # a regular expression is text, which Hydra's grammar would take for something else
-            text = f"{pattern[1]}='{pattern[2]}'"
-        try:
-            (override,) = parser.parse_overrides([text])
-        except (HydraException, ValueError) as error:
-            problems.append(unreadable(text, error))
-            continue
-        if override.is_sweep_override():
-            key, values = override.key_or_group, override.get_value_string()
-            hint = f"for a list write {'tracking.report_to' if key == 'tracking' else key}=[{values}]"
-            if key in schema.Experiment.__dataclass_fields__ and key not in (*_LISTS, "tracking", "activation_checkpointing"):
-                hint = "`samewise sweep` trains each of them"
-            problems.append(
-                Problem(override.key_or_group, "several values make a sweep; this command runs one experiment", override.get_value_string(), "one value", hint)
-            )
-        elif re.match(rf"({'|'.join(_OPEN)})(\.|=)", text):
-            good.append(parser.parse_override(f"++{text}"))
-        elif override.is_hydra_override() or override.key_or_group == "hydra":
-            problems.append(Problem(override.key_or_group, "Hydra's own settings have no effect here", hint="samewise only uses Hydra to compose configs"))
-        else:
-            good.append(override)
-    return good, problems
-
-
-def _torn(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
-    """The overrides less those that a shell has split at the spaces of a list (`metrics=[f1, auroc]`), and a problem for each of these."""
-    rest, whole, problems = list(given), list[str](), list[Problem]()
-    while rest:
-        end = next((end for end in range(2, min(len(rest), _MOST_PARTS) + 1) if _is_torn(rest[:end], parser)), 1)
-        if end > 1:
-            joined = " ".join(rest[:end])
-            key = joined.partition("=")[0]
-            problems.append(Problem(key, "the shell has split this at its spaces", joined, "one argument", f"quote it: '{joined}'"))
-        else:
-            whole.append(rest[0])
-        del rest[:end]
-    return whole, problems
-
-
-_MOST_PARTS = 20
-
-
-def _is_torn(parts: Sequence[str], parser: OverridesParser) -> bool:
-    """Whether some arguments are one override whose bracket the first opens and the last closes."""
-    joined = " ".join(parts)
-    if "=" not in parts[0] or not any(parts[0].count(opened) > parts[0].count(closed) and parts[-1].endswith(closed) for opened, closed in ("[]", "{}", "()")):
-        return False
-    try:
-        return bool(parser.parse_overrides([joined]))
-    except (HydraException, ValueError):
-        return False
-
-
-def has_several_values(text: str) -> bool:
-    """Whether an override makes a sweep: `a=1,2`, `range(1,5)`, `choice(...)`, `glob(...)`, `interval(...)`."""
-    if not re.search(r"[,(]", text):
-        return False
-    try:
-        return OverridesParser.create().parse_override(text).is_sweep_override()
-    except (HydraException, ValueError):
-        return False
 
 
 def diagnose(given: Sequence[str], *, load: Load, groups: Groups) -> tuple[DictConfig | None, list[str], list[Problem]]:
@@ -347,22 +259,6 @@ def _nearest_key(key: str, override: Override, cfg: DictConfig, known: Sequence[
         made = OmegaConf.select(cfg, f"{parent}._target_")
         hint += f"{' Or write' if hint else 'write'} +{override.input_line} to add it" + (f", if {made} takes it" if made else "")
     return hint or "`samewise show` lists the keys"
-
-
-def unreadable(text: str, error: Exception) -> Problem:
-    """What is wrong with an override that Hydra's grammar does not take."""
-    key, sign, value = text.partition("=")
-    if not sign and not text.startswith("~"):
-        name = re.fullmatch(r"\w+", text) and text not in schema.Experiment.__dataclass_fields__ and text != "experiment"
-        expected, hint = "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the ="
-        return Problem("", "this is not an override", text, expected, hint)
-    if value.startswith("~/"):
-        return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
-    if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):
-        return Problem(key.strip(), "has spaces around the =", text, "KEY=VALUE", f"{key.strip()}={value.strip()}")
-    if value.startswith("(") and value.endswith(")"):
-        return Problem(key, "is not a list", text, "KEY=[A,B]", f"write {key}=[{value[1:-1]}], with square brackets")
-    return Problem(key, f"cannot be read: {first_line(error).rstrip('.')}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")
 
 
 def _line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from samewise.runner.config.loader import config_loader
-from samewise.runner.config.overrides import unreadable
+from samewise.runner.config.override_text import unreadable
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 

@@ -25,7 +25,7 @@ from samewise.runner.config import compose, slots
 from samewise.runner.config.check.components import problems_in
 from samewise.runner.config.check.settings import problems_in as settings_problems
 from samewise.runner.config.instantiate import instantiate
-from samewise.runner.config.overrides import read_overrides
+from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.project import Project
 from samewise.runner.errors import SamewiseError
 
