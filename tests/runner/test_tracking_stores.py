@@ -30,6 +30,33 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "tried" / "0123456789ab")
 
 
+def test_a_finished_run_is_in_mlflow_with_all_that_belongs_to_it(folder: RunFolder, store: Store) -> None:
+    run = finish(start(folder, store.uri, 1500))
+    assert store.points(run) == (3000, expected(1500))
+    status, name, started, ended = store.rows("select status, name, start_time, end_time from runs where run_uuid = ?", run)[0]
+    assert (status, name) == ("FINISHED", "tried-0123456789ab")
+    times = [row[0] for row in store.rows("select timestamp from metrics where run_uuid = ? and key = 'train/loss'", run)]
+    assert started <= min(times) <= max(times) <= ended
+    params = dict(store.rows("select key, value from params where run_uuid = ?", run))
+    assert params["optimizer.lr"] == "0.1"
+    assert params["choices.model"] == "resnet18"
+    tags = dict(store.rows("select key, value from tags where run_uuid = ?", run))
+    told = {
+        "samewise.fingerprint": "f" * 64,
+        "samewise.level": "R1",
+        "samewise.reproducibility": "strict",
+        "mlflow.source.git.commit": "c" * 40,
+        "who": "a test",
+    }
+    assert told.items() <= tags.items()
+    assert tags["env.versions.torch"] == "2"
+    inputs = "select d.name, d.digest, d.dataset_profile from inputs i join datasets d on d.dataset_uuid = i.source_id where i.destination_id = ?"
+    assert [(name, digest, json.loads(profile)) for name, digest, profile in store.rows(inputs, run)] == [("digits", "a" * 36, {"num_rows": 1000})]
+    artifacts = store.path.parent / "mlartifacts" / run / "artifacts"
+    files = {path.relative_to(artifacts).as_posix() for path in artifacts.rglob("*") if path.is_file()}
+    assert files == {"config.yaml", "config.signature", "environment.json", "pictures/confusion.txt"}
+
+
 def sending(folder: RunFolder, store: Store) -> Any:
     from samewise.runner.tracking.sending import Sending
     from samewise.runner.tracking.store import open_client
