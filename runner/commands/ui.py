@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
         if args.open:
             webbrowser.open(uri)
         return 0
-    store_places.require(uri, trust=args.trust)
     port = _port(args.port)
+    store_places.require(uri, trust=args.trust)
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
     server = subprocess.Popen(
         _command(uri, port), env={**_environment(), "MLFLOW_BACKEND_STORE_URI": uri}, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said
