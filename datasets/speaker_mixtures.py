@@ -122,9 +122,8 @@ def _by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list[str]]
     if len(found) < wanted:
         speakers = ", ".join(sorted(found))
         reason = f"has recordings of {len(found)} speaker{'s' if len(found) > 1 else ''} ({speakers}), too few for mixtures of {wanted}"
-        raise DataError(
-            Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint="dataset.pattern marks the part of a file's name that is the speaker")
-        )
+        hint = "dataset.pattern marks the part of a file's name that is the speaker"
+        raise DataError(Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint=hint))
     return {speaker: found[speaker] for speaker in sorted(found)}
 
 

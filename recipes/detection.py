@@ -87,9 +87,8 @@ class Detection(Recipe):
         images = _floats(batch["image"])
         losses: Mapping[str, Tensor] = model(images, _targets(batch))
         if not isinstance(losses, Mapping) or not losses:
-            raise ConfigError(
-                Problem("model", "does not return a dict of losses in training", type(losses).__name__, "a detector with torchvision's interface")
-            )
+            words = "does not return a dict of losses in training"
+            raise ConfigError(Problem("model", words, type(losses).__name__, "a detector with torchvision's interface"))
         parts = {name: loss.float() * len(images) for name, loss in losses.items()}
         total = torch.stack(list(parts.values())).sum()
         return Loss(total, count=len(images), parts={_short(name): part.detach() for name, part in parts.items()} if len(parts) > 1 else {})

@@ -62,9 +62,8 @@ def _place(root: str) -> Path:
         return versions[0]
     if versions:
         hint = f"dataset.root={versions[0]}"
-        raise DataError(
-            Problem("dataset.root", f"{len(versions)} versions or configurations of it are in the cache", root, ", ".join(map(str, versions[:5])), hint)
-        )
+        words = f"{len(versions)} versions or configurations of it are in the cache"
+        raise DataError(Problem("dataset.root", words, root, ", ".join(map(str, versions[:5])), hint))
     hint = f"where there is a network, once: datasets.load_dataset('{root}').save_to_disk('data'), then dataset.root=data"
     raise DataError(Problem("dataset.root", "is not there, and is not in the cache of `datasets`", root, _EXPECTED, hint))
 

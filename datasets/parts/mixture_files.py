@@ -87,9 +87,8 @@ def _listed(folder: Path, mixture: str, sources: Sequence[str], data: str) -> li
     hint = f"set dataset.root=FOLDER to where {data} was generated"
     for name in (mixture, *sources):
         if not (folder / name).is_dir():
-            raise DataError(
-                Problem(str(folder / name), f"this folder of {data} was not found", expected=f"{', '.join((mixture, *sources))} in {folder}", hint=hint)
-            )
+            expected = f"{', '.join((mixture, *sources))} in {folder}"
+            raise DataError(Problem(str(folder / name), f"this folder of {data} was not found", expected=expected, hint=hint))
     names = list_audio(folder / mixture, extensions=(".wav", ".flac"))
     if not names:
         raise DataError(Problem(str(folder / mixture), "contains no mixtures", expected="WAV files", hint=hint))

@@ -18,7 +18,6 @@ class ChannelsBeforeTime(BatchTransform):
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
         if not isinstance(batch["image"], Tensor) or batch["image"].dim() != 5:
             form = list(batch["image"].shape) if isinstance(batch["image"], Tensor) else "clips that differ in size"
-            raise ConfigError(
-                Problem("transforms", "ChannelsBeforeTime requires clips", form, "[batch, time, channels, height, width]", "transforms=images is for images")
-            )
+            words = "ChannelsBeforeTime requires clips"
+            raise ConfigError(Problem("transforms", words, form, "[batch, time, channels, height, width]", "transforms=images is for images"))
         return map_images(batch, ("image",), lambda clips: clips.movedim(2, 1).contiguous())

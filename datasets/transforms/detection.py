@@ -82,9 +82,8 @@ class RandomShortestSide(BatchTransform):
     def __init__(self, *, shortest: Sequence[int], longest: int) -> None:
         super().__init__()
         if not shortest or min(shortest) < 1 or longest < max(shortest):
-            raise ConfigError(
-                Problem("transforms", "shortest and longest do not fit together", {"shortest": list(shortest), "longest": longest}, "pixels, longest last")
-            )
+            words = "shortest and longest do not fit together"
+            raise ConfigError(Problem("transforms", words, {"shortest": list(shortest), "longest": longest}, "pixels, longest last"))
         self.shortest = torch.tensor(list(shortest))
         self.longest = longest
 

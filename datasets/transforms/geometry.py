@@ -101,9 +101,8 @@ class RandomCrop(ImageTransform):
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         spare = [side + 2 * self.padding - wanted for side, wanted in zip(image_size(batch), self.size, strict=True)]
         if min(spare) < 0:
-            raise ConfigError(
-                Problem("transforms", f"RandomCrop of {self.size} is larger than the padded image", image_size(batch), hint="more padding, or Resize first")
-            )
+            hint = "more padding, or Resize first"
+            raise ConfigError(Problem("transforms", f"RandomCrop of {self.size} is larger than the padded image", image_size(batch), hint=hint))
         return {"top": integers(torch.full((size,), spare[0] + 1)), "left": integers(torch.full((size,), spare[1] + 1))}
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:

@@ -42,9 +42,8 @@ class Normalize(ImageTransform):
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
         if needs_floats(images, self).shape[-3] != len(self.mean):
-            raise ConfigError(
-                Problem("transforms", f"Normalize has {len(self.mean)} channels, the images have {images.shape[-3]}", hint="set dataset.mean and dataset.std")
-            )
+            hint = "set dataset.mean and dataset.std"
+            raise ConfigError(Problem("transforms", f"Normalize has {len(self.mean)} channels, the images have {images.shape[-3]}", hint=hint))
         if self.mean.device != images.device:
             self.to(images.device)
         return images.sub(self.mean).div_(self.std)

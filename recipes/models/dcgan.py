@@ -31,9 +31,8 @@ class DCGAN(nn.Module):
     def __init__(self, *, noise: int = 64, image_size: int = 8, channels: int = 1, width: int = 32, levels: int = 2) -> None:
         super().__init__()
         if levels < 1 or image_size % 2**levels:
-            raise ConfigError(
-                Problem("model.image_size", f"cannot be halved {levels} times", image_size, "a multiple of 2 ** model.levels, which is at least 1")
-            )
+            words = f"cannot be halved {levels} times"
+            raise ConfigError(Problem("model.image_size", words, image_size, "a multiple of 2 ** model.levels, which is at least 1"))
         side, deepest = image_size // 2**levels, width * 2 ** (levels - 1)
         widths = [width * 2**level for level in range(levels)]
         self.generator = nn.Sequential(

@@ -254,9 +254,8 @@ def _anchors(sizes: Sequence[Sequence[float]] | None, ratios: Sequence[float], *
     if sizes is None:
         sizes = [(base, int(base * 2 ** (1 / 3)), int(base * 2 ** (2 / 3))) for base in (32 * 2**level for level in range(levels))]
     if len(sizes) != levels or len({len(one) for one in sizes}) != 1:
-        raise ConfigError(
-            Problem("model.anchor_sizes", "do not fit the pyramid", [list(one) for one in sizes], f"{levels} lists of equal length, one per level")
-        )
+        words = "do not fit the pyramid"
+        raise ConfigError(Problem("model.anchor_sizes", words, [list(one) for one in sizes], f"{levels} lists of equal length, one per level"))
     return AnchorGenerator(tuple(tuple(one) for one in sizes), (tuple(ratios),) * levels)
 
 

@@ -53,9 +53,8 @@ class TransformersCTC(nn.Module):
         try:
             import transformers
         except ImportError:
-            raise ConfigError(
-                Problem("", "needs the package transformers, which is not installed", encoder, hint="pip install 'samewise[transformers]'")
-            ) from None
+            hint = "pip install 'samewise[transformers]'"
+            raise ConfigError(Problem("", "needs the package transformers, which is not installed", encoder, hint=hint)) from None
         kind, whole = (getattr(transformers, name) for name in ENCODERS[encoder])
         known = [name for name in kind.__annotations__ if not name.startswith("_") and name not in OURS and name != "model_type"]
         given = dict(settings or {})

@@ -54,9 +54,8 @@ class NamedMetrics:
                     metric.update(probabilities, label)
             except (ValueError, RuntimeError, TypeError) as error:
                 said = " ".join(str(error).split())
-                raise ConfigError(
-                    Problem(f"recipe.metrics.{name}", f"does not take {probabilities.shape[1]} probabilities and a label for each sample: {said}")
-                ) from None
+                words = f"does not take {probabilities.shape[1]} probabilities and a label for each sample: {said}"
+                raise ConfigError(Problem(f"recipe.metrics.{name}", words)) from None
 
     def compute(self) -> dict[str, float]:
         """The metrics' values by name.

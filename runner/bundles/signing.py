@@ -52,9 +52,8 @@ def sign(folder: Path, bundle: Path, key: Path) -> Path:
     try:
         signer: Any = signing.Config().use_elliptic_key_signer(private_key=key)
     except (ValueError, TypeError) as error:
-        raise ConfigError(
-            Problem(str(key), f"cannot sign: {first_line(error)}", expected="a private elliptic-curve key as PEM, without a passphrase", hint=_MAKES)
-        ) from None
+        expected = "a private elliptic-curve key as PEM, without a passphrase"
+        raise ConfigError(Problem(str(key), f"cannot sign: {first_line(error)}", expected=expected, hint=_MAKES)) from None
     signer.sign(folder, file)
     return file
 

@@ -46,9 +46,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         made = make(folder, package)
     except OSError as error:
-        raise ConfigError(
-            Problem("FOLDER", f"cannot be written: {error.strerror}", str(error.filename or folder), "a place where you can write", "nothing has been made")
-        ) from None
+        words = f"cannot be written: {error.strerror}"
+        raise ConfigError(Problem("FOLDER", words, str(error.filename or folder), "a place where you can write", "nothing has been made")) from None
     print(f"made {folder}:")
     print("\n".join(f"  {name}" for name in made))
     _write_schema(folder)

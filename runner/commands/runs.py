@@ -63,9 +63,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(Problem("--uri", f"`samewise runs {args.action}` deletes folders, nothing in MLflow", args.uri, "--run-root FOLDER", hint))
     if args.action == "rm":
         if not args.names:
-            raise ConfigError(
-                Problem("RUN", "no run was named", expected="runs to delete", hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed")
-            )
+            words = "no run was named"
+            raise ConfigError(Problem("RUN", words, expected="runs to delete", hint="samewise runs rm RUN ...; `samewise runs gc` deletes those that failed"))
         found = [listing.read_run(saved.find(name, run_root=args.run_root)) for name in args.names]
     elif args.names:
         raise ConfigError(Problem("RUN", f"`samewise runs {args.action}` takes no names", args.names[0], "--where CONDITION"))

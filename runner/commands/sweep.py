@@ -110,9 +110,8 @@ def _list(ready: Ready) -> int:
     from samewise.runner.sweep.soundness import cautions, require_sound
 
     if not ready.sweeper.listed:
-        raise ConfigError(
-            Problem("sweeper", "chooses points by the results so far, so they cannot be listed in advance", type(ready.sweeper).__name__, hint="sweeper=grid")
-        )
+        words = "chooses points by the results so far, so they cannot be listed in advance"
+        raise ConfigError(Problem("sweeper", words, type(ready.sweeper).__name__, hint="sweeper=grid"))
     made = compose_points(list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0)
     require_sound(made, ready.project, elsewhere=ready.launcher.detached)
     for caution in cautions(made, set()):
@@ -157,9 +156,8 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
     if held is not None:
         pid, host = held
         if host != socket.gethostname():
-            raise ConfigError(
-                Problem(folder.id, f"is being run by process {pid} on {host}", hint=f"run the same command on that machine, or `kill {pid}` on {host}")
-            )
+            hint = f"run the same command on that machine, or `kill {pid}` on {host}"
+            raise ConfigError(Problem(folder.id, f"is being run by process {pid} on {host}", hint=hint))
         os.kill(pid, signal.SIGTERM)
         print(f"process {pid} was told to stop: its jobs will finish their step and save")
     elif launcher.detached and (live := _live(folder, launcher)):

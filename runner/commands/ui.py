@@ -117,9 +117,8 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> N
             time.sleep(0.1)
     said.seek(0)
     sys.stderr.write(said.read())
-    raise SamewiseError(
-        Problem("samewise ui", "the MLflow server did not start; see its messages above", hint="try another --port, or `mlflow server` by hand")
-    )
+    hint = "try another --port, or `mlflow server` by hand"
+    raise SamewiseError(Problem("samewise ui", "the MLflow server did not start; see its messages above", hint=hint))
 
 
 def _until_asked(server: subprocess.Popen[bytes]) -> None:

@@ -167,9 +167,8 @@ def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType
     except (ImportError, ValueError):
         last = name.rpartition(".")[2]
         known = [public for public in dir(parent) if not public.startswith("_")] if parent is not None else ()
-        raise ConfigError(
-            Problem(where, f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}", target, hint=nearest(last, known) if known else "")
-        ) from None
+        words = f"does not exist: no '{last}' in {name.rpartition('.')[0] or 'any package'}"
+        raise ConfigError(Problem(where, words, target, hint=nearest(last, known) if known else "")) from None
     try:
         return importlib.import_module(name)
     except SamewiseError:

@@ -96,15 +96,8 @@ class Slurm(Launcher):
         least = {"nodes": (nodes, 1), "cpus": (cpus, 1), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "requeues": (requeues, 0), "poll_s": (poll_s, 0.1)}
         found = too_small(least)
         if time is not None and (limit := _seconds(str(time))) is not None and limit <= notice_s:
-            found.append(
-                Problem(
-                    "time",
-                    f"leaves no time to train: a run is told to save {notice_s} s before the limit",
-                    time,
-                    f"more than {notice_s} s",
-                    "launcher.notice_s",
-                )
-            )
+            words = f"leaves no time to train: a run is told to save {notice_s} s before the limit"
+            found.append(Problem("time", words, time, f"more than {notice_s} s", "launcher.notice_s"))
         if found:
             raise ConfigError(*found)
         self._partition, self._nodes, self._cpus, self._gpus, self.most = partition, nodes, cpus, gpus, jobs
@@ -116,9 +109,8 @@ class Slurm(Launcher):
     def open(self, sweep: SweepFolder) -> None:
         missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
         if missing:
-            raise ConfigError(
-                Problem("launcher", f"{' and '.join(missing)} cannot be found on this machine", "slurm", "a machine of a SLURM cluster", "launcher=local")
-            )
+            words = f"{' and '.join(missing)} cannot be found on this machine"
+            raise ConfigError(Problem("launcher", words, "slurm", "a machine of a SLURM cluster", "launcher=local"))
         self._sweep = sweep
         self._home = sweep.path.absolute() / HOME
 

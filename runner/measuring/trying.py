@@ -82,9 +82,8 @@ class Trial:
 def require_one_process(run: Run) -> None:
     """Raise a ConfigError for a run of several processes."""
     if run.strategy.peers.size > 1:
-        raise ConfigError(
-            Problem("strategy", "what is tuned here is what one process does", hint="strategy=single replicas=1; batch_size is then that of each")
-        )
+        hint = "strategy=single replicas=1; batch_size is then that of each"
+        raise ConfigError(Problem("strategy", "what is tuned here is what one process does", hint=hint))
 
 
 def as_overrides(found: Mapping[str, Any]) -> list[str]:

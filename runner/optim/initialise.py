@@ -128,9 +128,8 @@ def _method(given: Any, path: str) -> Callable[[Tensor], Any]:
     settings: dict[str, Any] = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {"method": given}
     name = settings.pop("method", None)
     if name not in METHODS:
-        raise ConfigError(
-            Problem(f"{path}.method" if isinstance(given, Mapping) else path, "is not a method of initialisation", name, hint=nearest(str(name), METHODS))
-        )
+        words = "is not a method of initialisation"
+        raise ConfigError(Problem(f"{path}.method" if isinstance(given, Mapping) else path, words, name, hint=nearest(str(name), METHODS)))
     method = METHODS[name]
     accepted = [key for key in inspect.signature(method).parameters if key not in ("tensor", "generator", "images")]
     unknown = [key for key in settings if key not in accepted]

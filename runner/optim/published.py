@@ -70,9 +70,8 @@ def require_checksum(file: Path, expected: str | None, name: str) -> str:
         hint = f"initialise.sha256={digest} takes the file that was downloaded ({file})"
         raise ConfigError(Problem("initialise.sha256", "is missing: torchaudio publishes no checksum of its weights", None, "the SHA-256 of the file", hint))
     if expected is not None and (len(expected) < 8 or not digest.startswith(expected.lower())):
-        raise ConfigError(
-            Problem(PATH, f"the file in torch's cache does not match its checksum: {file}", digest, expected, "remove it: it is downloaded again")
-        )
+        words = f"the file in torch's cache does not match its checksum: {file}"
+        raise ConfigError(Problem(PATH, words, digest, expected, "remove it: it is downloaded again"))
     return digest
 
 

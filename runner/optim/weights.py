@@ -197,9 +197,8 @@ def _require_their_input(model: nn.Module) -> None:
     """Refuse a model that passes images on as they are to weights that have learned from others: torchvision's Inception and GoogLeNet."""
     if getattr(model, "transform_input", None) is False:
         hint = "model.transform_input=true, with images normalised as transforms=imagenet does"
-        raise ConfigError(
-            Problem("model.transform_input", "must be true for published weights, which have learned from images in another range", False, hint=hint)
-        )
+        words = "must be true for published weights, which have learned from images in another range"
+        raise ConfigError(Problem("model.transform_input", words, False, hint=hint))
 
 
 def _target(model: nn.Module, into: str | None) -> nn.Module:

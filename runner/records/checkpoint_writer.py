@@ -136,9 +136,8 @@ class Checkpoints:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
             if isinstance(error, RuntimeError) and _disk_is_full(self._folder):  # torch.save says only that its stream failed
                 reason = os.strerror(errno.ENOSPC)
-            raise TrainingError(
-                Problem(str(final), f"the checkpoint cannot be written: {reason}", hint="free some space, then run the same command again to resume")
-            ) from error
+            hint = "free some space, then run the same command again to resume"
+            raise TrainingError(Problem(str(final), f"the checkpoint cannot be written: {reason}", hint=hint)) from error
 
     def _link(self, name: str, target: Path) -> None:
         temporary = self._folder / f".{name}.{os.getpid()}.tmp"

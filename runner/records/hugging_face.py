@@ -103,8 +103,7 @@ def digest_of(files: Sequence[Path]) -> str:
     for file, digest in zip(files, digests, strict=True):
         blob = file.resolve().name
         if SHA256.fullmatch(blob) and blob != digest:
-            raise ConfigError(
-                Problem(PATH, f"the file in Hugging Face's cache does not match its checksum: {file}", digest, blob, "remove it, and download it again")
-            )
+            words = f"the file in Hugging Face's cache does not match its checksum: {file}"
+            raise ConfigError(Problem(PATH, words, digest, blob, "remove it, and download it again"))
     lines = "".join(f"{digest}  {file.name}\n" for file, digest in zip(files, digests, strict=True))
     return digests[0] if len(digests) == 1 else hashlib.sha256(lines.encode()).hexdigest()

@@ -229,11 +229,9 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
         return matching[0]
     names = [one.id for one in known]
     if matching:
-        raise ConfigError(
-            Problem("SWEEP", f"{len(matching)} sweeps match", name, "one sweep", f"give more characters: {', '.join(one.id for one in matching[:5])}")
-        )
+        words = f"{len(matching)} sweeps match"
+        raise ConfigError(Problem("SWEEP", words, name, "one sweep", f"give more characters: {', '.join(one.id for one in matching[:5])}"))
     if Path(name).is_dir():
         raise ConfigError(Problem(name, "the folder is there, but there is no sweep.json in it", expected="a sweep's folder or id"))
-    raise ConfigError(
-        Problem("SWEEP", f"no such sweep in {run_root / HOME}", name, "a sweep's folder or id", nearest(name, names) or "`samewise sweep` makes one")
-    )
+    words = f"no such sweep in {run_root / HOME}"
+    raise ConfigError(Problem("SWEEP", words, name, "a sweep's folder or id", nearest(name, names) or "`samewise sweep` makes one"))

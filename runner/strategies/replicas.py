@@ -186,9 +186,8 @@ class Replicas(Carried):
     def close(self) -> list[list[bool]]:
         for bucket in self._buckets[: self._sent]:
             if any(parameter.grad is not None for parameter in bucket.parameters):
-                raise TrainingError(
-                    Problem("strategy.overlap", "a parameter had a gradient twice in one backward pass", True, hint="set strategy.overlap=false")
-                )
+                hint = "set strategy.overlap=false"
+                raise TrainingError(Problem("strategy.overlap", "a parameter had a gradient twice in one backward pass", True, hint=hint))
         for bucket in self._buckets[self._sent :]:
             self._add(bucket, self._at)
             while bucket.added < len(self._carried):

@@ -61,9 +61,8 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
             number += 1
         numbers[node] = number
     if number < len(split):
-        raise ConfigError(
-            Problem("strategy.split", "the model does not reach this part, or not in this order", split[number], "parts in the order in which they are called")
-        )
+        words = "the model does not reach this part, or not in this order"
+        raise ConfigError(Problem("strategy.split", words, split[number], "parts in the order in which they are called"))
     whole = split_module(graph, model, lambda node: numbers[node])
     _require_a_chain(whole, len(split) + 1)
     stages = [whole.get_submodule(f"submod_{number}") for number in range(len(split) + 1)]
@@ -200,9 +199,8 @@ class Asking(nn.Module):
         if self._given:
             return self._given.pop()
         if further or not all(isinstance(value, Tensor) for value in inputs):
-            raise ConfigError(
-                Problem("recipe", "calls the model with arguments other than positional tensors, which stages cannot pass on", hint="strategy=elastic")
-            )
+            hint = "strategy=elastic"
+            raise ConfigError(Problem("recipe", "calls the model with arguments other than positional tensors, which stages cannot pass on", hint=hint))
         if self._asked is not None:
             raise ConfigError(Problem("recipe", "calls the model twice for a loss, which stages do not support", hint="strategy=elastic"))
         self._asked = Asked(inputs, Surroundings.now(self._device))

@@ -52,9 +52,8 @@ def require(uri: str, *, trust: bool) -> None:
         outside = _outside(file)
     except sqlite3.Error as error:
         said = first_line(error)
-        raise ConfigError(
-            Problem(str(file), f"cannot be read: {said}", expected="an MLflow store", hint="wait until no other process holds it, or restore it")
-        ) from None
+        hint = "wait until no other process holds it, or restore it"
+        raise ConfigError(Problem(str(file), f"cannot be read: {said}", expected="an MLflow store", hint=hint)) from None
     listed = file.absolute().with_name(f".{file.name}.places")
     text = "".join(f"{one}\n" for one in outside)
     if not outside or (signatures.is_signed(listed) and read_text(listed) == text):

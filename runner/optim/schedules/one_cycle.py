@@ -66,9 +66,8 @@ class OneCycle(Schedule):
             counts = sorted({1 + max(other.index for other in groups if other.optimizer == group.optimizer) for group in groups})
             require(counts == [len(self.max_lr)], "scheduler.max_lr", "must have one value for each parameter group", self.max_lr, f"{counts} values")
         if self.cycle_momentum and not all("momentum" in group.base or "betas" in group.base for group in groups):
-            raise ConfigError(
-                Problem("scheduler.cycle_momentum", "the optimizer has neither momentum nor betas", True, hint="set scheduler.cycle_momentum=false")
-            )
+            hint = "set scheduler.cycle_momentum=false"
+            raise ConfigError(Problem("scheduler.cycle_momentum", "the optimizer has neither momentum nor betas", True, hint=hint))
 
     def at(self, step: int, options: Options, group: Group) -> Options:
         (_, lr_from, lr_to, momentum_from, momentum_to), share = self._phase(self.time(step))
