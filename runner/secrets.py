@@ -14,13 +14,19 @@ from typing import Any, TextIO, cast
 
 HIDDEN = "***"
 
-_WORDS = r"(?:[\w.-]*[_.-])?(?:password|passwd|secret|secrets|api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|credentials?)"
+_WORDS = (
+    r"(?:[\w.-]*[_.-])?(?:(?:pg)?password|passwd|passphrase|secret|secrets|(?:api|access|secret|private|account)[_-]?key|credentials?"
+    r"|shared[_-]?access[_-]?(?:key|signature))|[\w.-]*[_.-]pwd"
+)
 _TOKENS = r"(?:[\w.-]*[_.-])?(?:access|auth|api|bearer|refresh|session|security|tracking|hf|github|gitlab)[_-]token"
 """Not `unk_token`, which is a word of a vocabulary."""
 _NAMES = rf"(?i:{_WORDS}|{_TOKENS}|(?:[\w.-]*\.)?token)|[A-Z0-9_]+_TOKEN"
 _KEY = re.compile(_NAMES)
-_USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@'\"]+)(?=@)")
-_QUERY = re.compile(r"([?&](?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)=)([^\s&'\"]+)", re.IGNORECASE)
+_USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@:'\"]*:(?!\d{1,5}/)[^\s'\"]*|[^\s/@'\"]+)(?=@)")
+"""A password may hold a slash or an `@` that nobody has encoded; what follows a port is none."""
+_QUERY = re.compile(r"((?:[?&;=]|%3[BD]|%26)(?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)(?:=|%3D))((?:(?!%3B|%26)[^\s&;'\"])+)", re.IGNORECASE)
+"""Also of ODBC's words in an address, encoded or not: `?odbc_connect=UID%3Dme%3BPWD%3D...`."""
+_HEADER = re.compile(r"((?i:\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+))([^\s'\",]+)")
 _GIVEN = re.compile(rf"((?<![\w.-])(?:--)?(?:{_NAMES})=['\"]?|['\"](?:{_NAMES})['\"]: *['\"]?|^\s*(?:{_NAMES}): *['\"]?)([^\s&'\",;}}\]]+)", re.MULTILINE)
 _PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?s:.*?)(?=-----END [A-Z ]*PRIVATE KEY|\Z)")
 SECRET_FILES = (
@@ -37,6 +43,8 @@ def redact(text: str) -> str:
     """The text with stars for what may open something: user and password of an address, and the values of names such as `token` and `password`."""
     if "://" in text:
         text = _QUERY.sub(_starred, _USER.sub(_starred, text))
+    if "uthorization" in text:
+        text = _HEADER.sub(_starred, text)
     return _GIVEN.sub(_starred, text) if _KEY.search(text) else text
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.secrets import HIDDEN
 
 _SQL = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
 _MAKE_ONE = "samewise train experiment=resnet18_digits"
@@ -24,6 +25,8 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
     """What is wrong with a tracking URI, or None. Nothing is opened or made."""
     scheme, separator, _ = uri.partition("://")
     dialect, _, driver = scheme.partition("+")
+    if re.match(r"(?:file://)?[^/@]*:[^/@]*@", uri):
+        return Problem(path, "is not a tracking address: it does not begin with the kind of store", HIDDEN + uri[uri.rindex("@") :], _EXAMPLES)
     if not separator or scheme == "file":
         here = (uri.removeprefix("file://") if separator else uri).rstrip("/") or "."
         store = here if here.endswith((".db", ".sqlite")) else f"{here}/mlflow.db"
@@ -45,7 +48,12 @@ def problem(uri: str, *, path: str = "tracking.uri") -> Problem | None:
             return Problem(path, f"the database driver '{module}' is not installed", without_password(uri), _EXAMPLES, f"pip install {_package(module)}")
         return None
     if scheme in _REMOTE:
-        if not urlsplit(uri).hostname:
+        try:
+            named = urlsplit(uri).hostname
+            _ = urlsplit(uri).port
+        except ValueError as error:  # brackets or a port that are none
+            return Problem(path, f"is not a valid address: {error}", without_password(uri), "http://HOST:5000")
+        if not named:
             return Problem(path, "the server's name is missing", uri, "http://HOST:5000")
         return None
     if scheme == "databricks":

@@ -42,6 +42,14 @@ TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=no
         f"tracking.api_key={SECRET}",
         f'{{"password": "{SECRET}"}}',
         f"a:\n  hf_token: {SECRET}\n",
+        f"postgresql+psycopg2://me:a/{SECRET}@host/db",
+        f"postgresql+psycopg2://me:a@{SECRET}@host/db",
+        f"mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BUID%3Dme%3BPWD%3D{SECRET}",
+        f"mssql+pyodbc:///?odbc_connect=UID=me;PWD={SECRET}",
+        f"Authorization: Bearer {SECRET}",
+        f"AccountName=a;AccountKey={SECRET};EndpointSuffix=x",
+        f"PGPASSWORD={SECRET}",
+        f"MYSQL_PWD={SECRET}",
     ],
 )
 def test_secrets_are_told_by_their_place(text: str) -> None:
@@ -59,6 +67,9 @@ def test_secrets_are_told_by_their_place(text: str) -> None:
         "the token is wrong",
         "sqlite:////a/b@c.db",
         "http://host/a@b",
+        "http://host:5000/a@b",
+        "PWD=/home/me",
+        "see git@github.com:me/this",
         "password=null",
         "seed=1",
         "monitor=loss",
@@ -194,6 +205,15 @@ def test_the_reason_why_nothing_could_be_sent_is_told(
     assert done.returncode == 0
     assert "401" in caplog.text
     assert "MLFLOW_TRACKING_TOKEN" in caplog.text
+
+
+@pytest.mark.parametrize("uri", [f"me:{SECRET}@host:5000", f"file://me:{SECRET}@host/x", f"http://me:{SECRET}@[::bad", f"http://me:x/{SECRET}@host:1"])
+def test_an_address_that_is_none_is_told_without_its_password(samewise, uri) -> None:
+    done = samewise("ui", "--uri", uri)
+    assert done.returncode == 2
+    assert "--uri: is not a " in done.stderr
+    assert "address" in done.stderr
+    assert SECRET not in done.stderr
 
 
 def test_the_command_of_the_ui_names_no_store() -> None:
