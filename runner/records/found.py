@@ -36,7 +36,11 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     if given.is_dir() and (given == run_root or any(given.glob("*/config.yaml")) or any(given.glob("*/*/config.yaml"))):
         root = given.parent if any(given.glob("*/config.yaml")) else given
         raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=f"choose one of them: `samewise runs --run-root {root}`"))
-    if bare := [one for one in (given, *run_root.glob("*/*")) if one.is_dir() and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))]:
+    if bare := [
+        one
+        for one in (given, *run_root.glob("*/*"))
+        if one.is_dir() and one.parent.name != "mlartifacts" and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))
+    ]:
         raise ConfigError(Problem(str(bare[0]), "the folder is there, but there is no config.yaml in it", expected="a run's folder", hint=RESTORE))
     if given.is_file():
         hint = f"from a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into parts/run"
