@@ -138,7 +138,7 @@ def test_a_pipe_in_place_of_weights_is_told_as_one_and_not_waited_for(tmp_path: 
         load_weights(nn.Linear(1, 1), str(tmp_path / "weights.safetensors"), strict=True)
 
 
-def test_what_mlflow_keeps_of_a_run_is_not_taken_for_its_folder(samewise, tmp_path: Path) -> None:
+def test_what_mlflow_keeps_of_a_run_is_not_taken_for_its_folder(samewise, tmp_path) -> None:
     (tmp_path / "mlartifacts" / "f9dbbd29").mkdir(parents=True)
     done = samewise("bundle", "f9dbbd29", "--run-root", tmp_path, "--out", tmp_path / "a.bundle")
     assert done.returncode == 2
