@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +13,14 @@ from typing import NoReturn
 from samewise.runner.commands import commands
 from samewise.runner.errors import ConfigError, PeerFailed, Problem, close, describe, ends_are_told, nearest, traced
 from samewise.runner.secrets import plain_output
+
+_INSTEAD = {
+    "resume": "`samewise train` with the overrides that were given goes on where it was stopped",
+    "test": "`samewise eval RUN --split test`",
+    "validate": "`samewise eval RUN`",
+    "infer": "`samewise predict RUN FILE`",
+}
+"""Commands of other tools."""
 
 
 def entry() -> None:
@@ -55,7 +64,8 @@ def _chosen(argv: list[str]) -> Callable[[], int]:
         return partial(answer, argv[1:])
     known = commands()
     if argv[0] not in known:
-        raise ConfigError(Problem("", "unknown command", argv[0], "one of the commands that `samewise --help` lists", nearest(argv[0], known)))
+        expected = "one of the commands that `samewise --help` lists"
+        raise ConfigError(Problem("", "unknown command", argv[0], expected, _INSTEAD.get(argv[0]) or nearest(argv[0], known)))
     command = known[argv[0]]
     parser = Parser(
         prog=f"samewise {command.name}", description=command.summary + ".", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -83,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         options = [name for action in self._actions for name in action.option_strings]
         for place, word in enumerate(self.given):
             name, _, value = word.partition("=")
-            if name.startswith("--") and len(name) > 2 and name not in options:
+            if re.match(r"--?[a-zA-Z]", name) and name not in options and not (name[1] != "-" and name[:2] in options):
                 value = value or next((after for after in self.given[place + 1 : place + 2] if not after.startswith("-")), "VALUE")
                 raise ConfigError(Problem(self.prog, "no such option", name, hint=self._meant(name, value, options) or help_))
         if message.startswith("the following arguments are required: "):
@@ -98,6 +108,10 @@ class Parser(argparse.ArgumentParser):
     def _meant(self, name: str, value: str, options: Sequence[str]) -> str:
         if bare := close(name.lstrip("-"), [option.lstrip("-") for option in options]):
             return bare.replace("'", "'--", 1)
+        if name in ("--resume", "--continue"):
+            return "give the same command again without it: it goes on where it was stopped"
+        if len(name) == 2:
+            return f"settings are written without dashes and whole: KEY={value}"
         takes_settings = any(action.dest == "overrides" for action in self._actions)
         return f"settings are written without dashes: {name.lstrip('-').replace('-', '_')}={value}" if takes_settings else ""
 

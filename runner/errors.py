@@ -70,6 +70,10 @@ class SamewiseError(Exception):
         self.problems = tuple(p if isinstance(p, Problem) else Problem("", p) for p in problems)
         super().__init__("\n".join(map(str, self.problems)))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython, and so a notebook, shows of it; `%tb` shows the traceback."""
+        return describe(self)[1].splitlines()
+
 
 class ConfigError(SamewiseError):
     """The input was wrong: a config, a path, an argument."""

@@ -108,13 +108,23 @@ def unreadable(text: str, error: Exception) -> Problem:
     """What is wrong with an override that Hydra's grammar does not take."""
     key, sign, value = text.partition("=")
     if not sign and not text.startswith("~"):
-        name = re.fullmatch(r"\w+", text) and text not in schema.Experiment.__dataclass_fields__ and text != "experiment"
-        expected, hint = "KEY=VALUE or GROUP=CHOICE", f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the ="
+        known = (*schema.Experiment.__dataclass_fields__, "experiment")
+        name = re.fullmatch(r"[a-zA-Z]\w*", text) and text not in known
+        hint = f"experiment={text}?" if name else f"write {text}=VALUE, without spaces around the ="
+        if longer := [key for key in known if key.endswith(f"_{text}")]:
+            hint = f"did you mean {longer[0]}=VALUE?"
+        elif text.endswith((".yaml", ".yml")):
+            hint = f"an experiment is named without its folder and .yaml: experiment={Path(text).stem}; a run's own config: `samewise train --config {text}`"
+        elif re.fullmatch(r"[\d.]+", text):
+            hint = f"write KEY={text}, without spaces around the ="
+        expected = "KEY=VALUE or GROUP=CHOICE"
         return Problem("", "this is not an override", text, expected, hint)
     if value.startswith("~/"):
         return Problem(key, "begins with ~, which a shell does not replace here", text, f"{key}=PATH", f"{key}={Path(value).expanduser()}")
     if re.fullmatch(r"[+~]*[\w./@-]+(\s+=\s*|=\s+)\S+", text):
         return Problem(key.strip(), "has spaces around the =", text, "KEY=VALUE", f"{key.strip()}={value.strip()}")
+    if value.endswith(",") and value.rstrip(","):
+        return Problem(key, "ends with a comma", text, "KEY=VALUE", f"{key}={value.rstrip(',')}")
     if value.startswith("(") and value.endswith(")"):
         return Problem(key, "is not a list", text, "KEY=[A,B]", f"write {key}=[{value[1:-1]}], with square brackets")
     return Problem(key, f"cannot be read: {first_line(error).rstrip('.')}", text, "KEY=VALUE", "quote what holds spaces or ,:{}[]: 'key=\"a, b\"'")

@@ -31,7 +31,32 @@ _MEANT = {
     "precision=amp": "precision=bf16 or precision=fp16",
     "precision=16": "precision=bf16 or precision=fp16",
     "precision=16-mixed": "precision=fp16",
+    "precision=half": "precision=fp16",
+    "precision=mixed": "precision=bf16 or precision=fp16",
+    "precision=32": "precision=fp32",
+    "mixed_precision": "precision=bf16 or precision=fp16",
+    "device=0": "device=cuda",
+    "device=mps": "device=auto, which is cuda where there is one, else cpu",
+    "bs": "batch_size",
+    "debug=True": "debug=tiny",
     "scheduler=none": "scheduler=constant",
+    "scheduler=CosineAnnealingLR": "scheduler=cosine",
+    "scheduler=ReduceLROnPlateau": "scheduler=plateau",
+    "scheduler=reduce_on_plateau": "scheduler=plateau",
+    "warmup": "scheduler=warmup_cosine scheduler.schedules.warmup.duration=EPOCHS",
+    "grad_clip": "clip_norm",
+    "clip_grad": "clip_norm",
+    "max_grad_norm": "clip_norm",
+    "gradient_clip_val": "clip_norm",
+    "patience": "callbacks=[default,early_stopping] callbacks.early_stopping.patience=NUMBER",
+    "early_stop": "callbacks=[default,early_stopping]",
+    "save_every": "checkpoint.every_epochs or checkpoint.every_steps",
+    "output_dir": "run_root",
+    "save_dir": "run_root",
+    "log_dir": "run_root",
+    "logdir": "run_root",
+    "wandb": "tracking=wandb",
+    "tensorboard": "tracking=tensorboard",
     "strategy=DataParallel": "strategy=ddp",
     "strategy=dp": "strategy=ddp",
     "compile=True": "compile=default",
@@ -39,10 +64,14 @@ _MEANT = {
     "learning_rate": "optimizer.lr",
     "wd": "optimizer.weight_decay",
     "gpus": "strategy=ddp strategy.nproc=NUMBER",
+    "nproc": "strategy=ddp strategy.nproc=NUMBER",
+    "world_size": "strategy=ddp strategy.nproc=NUMBER",
     "devices": "strategy=ddp strategy.nproc=NUMBER",
     "tracking=False": "tracking=none",
     "loss=ce": "loss=cross_entropy",
     "loss=nll": "loss=cross_entropy",
+    "loss=mae": "loss=l1",
+    "class_weights": "loss=cross_entropy recipe.loss.weight=[NUMBER,NUMBER,...]",
     "param_groups=freeze": "param_groups=head_only",
     "freeze": "initialise.frozen",
     "pretrained": "initialise.weights=torchvision:IMAGENET1K_V1, where the model is torchvision's",
@@ -50,6 +79,9 @@ _MEANT = {
 """What other tools call what has another name here: a key, or a key with its value."""
 
 _NEEDLESS = {
+    "metrics=acc": "leave it out: accuracy is computed without being asked for",
+    "augment": "transforms=CHOICE says how samples are changed: `samewise list transforms`",
+    "test": "leave it out: `samewise eval RUN --split test` measures a trained run",
     "metrics=accuracy": "leave it out: accuracy is computed without being asked for",
     "resume": "give the same command again: it goes on where it was stopped",
 }
@@ -218,7 +250,7 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
             expected = expected_type(cfg, key) or _line(cause)
             words = NO_SUCH_CHOICE if expected.startswith("one of: ") else "wrong type"
             return Problem(key, words, value, expected, _meant(f"{key}={value}") or whole)
-        known = list(paths(cfg))
+        known = [path for path in paths(cfg) if path.partition(".")[0] != "hydra"]
         if key in known and override.is_add():
             return Problem(key, "is there already", value, hint="write it without the +")
         if key in known:

@@ -150,6 +150,9 @@ def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
     for root in ("optimizer", "param_groups"):
         for path, value in flat(cfg.get(root) or {}):
             name = next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+            if name in ("lr", "momentum", "weight_decay") and path.endswith(f"{name}.0"):
+                above = f"{root}.{path.removesuffix('.0')}"
+                yield Problem(above, "wrong type", at(cfg, above), "a number", f"{above}=A,B, without brackets, trains with each")
             if name not in OPTIMIZER_RANGES or not _is_number(value):
                 continue
             lowest, highest = OPTIMIZER_RANGES[name]
