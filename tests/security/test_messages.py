@@ -38,7 +38,7 @@ TARGETS = {
     "torch.hub.load": ["downloads a repository and runs its code", "--package NAME", "initialise.weights=FILE"],
     "torch.load": ["weights are read by initialise.weights=FILE"],
     "timm.create_model": ['--package timm, or packages = ["timm"] under [tool.samewise] in pyproject.toml'],
-    "os.system": ["of Python's own library"],
+    "os.system": ["in Python's standard library"],
     "torch.nn.parallel.DistributedDataParallel": [
         "is of torch.nn.parallel, which a config may not name: it wraps a model for several devices: `strategy` does"
     ],
