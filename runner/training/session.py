@@ -125,10 +125,10 @@ def _restore(run: Run) -> None:
 
 
 def _taken_over(run: Run, path: Path) -> dict[str, Any]:
-    """Stand where another run's checkpoint was taken, and return its state."""
+    """Stand where another run's checkpoint was taken, and return its state. What was best is that run's: its checkpoint is not among this one's."""
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     try:
-        restore(run, checkpoint.load_sharded(state, path, run.strategy.layout.empty))
+        restore(run, {**checkpoint.load_sharded(state, path, run.strategy.layout.empty), "best": {}, "also": {}})
     except (RuntimeError, ValueError, KeyError, ConfigError) as error:
         message = f"does not fit this experiment: {first_line(error)}"
         hint = "initialise.weights=FOLDER loads only the weights, as far as they fit"

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from samewise_runner_resuming import composed, trained
+from samewise_runner_resuming_space import TINY as SMALL
 from samewise_tiny import DIGITS
 
 TINY = [*DIGITS, "model.width=8", "max_epochs=4", "checkpoint.every_steps=2"]
@@ -37,6 +39,23 @@ def test_it_goes_on_with_step_optimizer_schedule_and_averages(samewise, tmp_path
     elsewhere = shutil.move(checkpoint, tmp_path / "elsewhere")
     again = train(samewise, tmp_path / "again", *overrides[:-1], f"resume_from={elsewhere}")
     assert again.name == rest.name, "what the checkpoint holds counts, not where it lies"
+
+
+def test_what_is_told_as_best_is_a_checkpoint_of_its_own_by_each_monitor(tmp_path):
+    several = ["evaluate.every_steps=1", "evaluate.monitor=[valid/loss,valid/accuracy]", "checkpoint.keep_every_steps=1"]
+    trained(composed(*SMALL, *several, "max_steps=2"), tmp_path / "first")
+    start = tmp_path / "first" / "checkpoints" / "step-00000002"
+    trained(composed(*SMALL, *several, "max_steps=5", "optimizer.lr=20.0", f"resume_from={start}"), tmp_path / "spoilt")
+
+    checkpoints, told = tmp_path / "spoilt" / "checkpoints", summary(tmp_path / "spoilt")["metrics"]
+    scores = {path: json.loads((path / "manifest.json").read_text())["metrics"] for path in checkpoints.glob("step-*")}
+    assert sorted(path.name for path in scores) == [f"step-{step:08d}" for step in (3, 4, 5)]
+    lowest = min(one["valid/loss"] for one in scores.values())
+    assert lowest > summary(tmp_path / "first")["metrics"]["best"]["valid/loss"], "it is worse than the run that it continues"
+    assert told["best"]["valid/loss"] == lowest
+    assert told["also"]["valid/accuracy"]["valid/accuracy"] == max(one["valid/accuracy"] for one in scores.values())
+    for link, best in (("best", told["best"]), ("best-valid-accuracy", told["also"]["valid/accuracy"])):
+        assert (checkpoints / link).resolve().name == f"step-{best['step']:08d}"
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_with_the_way_out(samewise, tmp_path):
