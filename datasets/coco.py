@@ -77,6 +77,7 @@ class COCO(AnnotatedImages):
         if split is not None:
             wanted = set(in_split([one.name for one in chosen], split, shares, key=key, where=str(path)))
             chosen = [one for one in chosen if one.name in wanted]
+        self.category_ids = [0, *sorted(names)] if category_ids == "dense" else []
         super().__init__(base / images, chosen, classes=classes, training=training, size=size, cache=cache)
 
 

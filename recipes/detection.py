@@ -114,7 +114,8 @@ class Detection(Recipe):
     def predict(self, model: nn.Module, batch: Batch) -> list[Prediction]:
         images = _floats(batch["image"])
         return [
-            Detected(_image(batch, place, found), image.cpu(), self.classes) for place, (image, found) in enumerate(zip(images, model(images), strict=True))
+            Detected(_image(batch, place, found), image.cpu(), self.classes, self.category_ids)
+            for place, (image, found) in enumerate(zip(images, model(images), strict=True))
         ]
 
     def forms(self, model: nn.Module, batch: Batch) -> Mapping[str, Form]:
@@ -212,12 +213,13 @@ class Detected(Prediction):
         found: The boxes, in pixels of the image as the transforms of evaluation leave it: of the file, where they do not resize.
         image: float32[3, H, W] in [0, 1].
         classes: The names of the labels, the background's first; empty: their numbers.
+        category_ids: The labels' numbers in COCO's results; empty: the labels themselves.
         least: The score of what is drawn; None: .3, or the three best.
     """
 
-    def __init__(self, found: Image, image: Tensor, classes: Sequence[str] = (), *, least: float | None = None) -> None:
+    def __init__(self, found: Image, image: Tensor, classes: Sequence[str] = (), category_ids: Sequence[int] = (), *, least: float | None = None) -> None:
         self.found = found
-        self.classes = list(classes)
+        self.classes, self._category_ids = list(classes), category_ids
         self._image = image
         self._least = least
 
@@ -241,14 +243,15 @@ class Detected(Prediction):
     def at_least(self, score: float) -> Detected:
         found, kept = self.found, self.found.found_scores >= score
         chosen = replace(found, found_boxes=found.found_boxes[kept], found_labels=found.found_labels[kept], found_scores=found.found_scores[kept])
-        return Detected(chosen, self._image, self.classes, least=score)
+        return Detected(chosen, self._image, self.classes, self._category_ids, least=score)
 
     def coco(self, image: int | str) -> list[dict[str, Any]]:
-        """As https://cocodataset.org/#format-results has it: `bbox` is [x, y, width, height] in pixels, `category_id` the label."""
+        """As https://cocodataset.org/#format-results has it: `bbox` is [x, y, width, height] in pixels, `category_id` that of the data set's file."""
         made = list[dict[str, Any]]()
         for one in self.values()["detections"]:
-            x1, y1, x2, y2 = one["box"]
-            made.append({"image_id": image, "category_id": one["label"], "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)], "score": one["score"]})
+            (x1, y1, x2, y2), label = one["box"], one["label"]
+            number = self._category_ids[label] if label < len(self._category_ids) else label
+            made.append({"image_id": image, "category_id": number, "bbox": [x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)], "score": one["score"]})
         return made
 
     def _one(self, place: int) -> dict[str, Any]:

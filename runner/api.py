@@ -228,8 +228,8 @@ def load(
     with undisturbed():
         which = "best" if checkpoint == composed.cfg.evaluate.monitor else str(checkpoint)
         state = checkpoints.load(checkpoints.choose_checkpoint(folder.checkpoints, which).path)
-        classes = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {}).get("classes", [])
-        predictor = build_predictor(composed, composed.project, state, classes=classes, weights=weights)
+        labels = (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("data", {}).get("train", {})
+        predictor = build_predictor(composed, composed.project, state, labels=labels, weights=weights)
     sources.warn_of_changes(folder.sources)
     return LoadedRun(predictor.model, Transforms(predictor), composed)
 

@@ -116,6 +116,9 @@ class Recipe(abc.ABC):
     classes: Sequence[str] = ()
     """The names of the labels, where the run's data set has them: set before `predict` is asked."""
 
+    category_ids: Sequence[int] = ()
+    """The labels' numbers in the data set's own file, where it numbers them otherwise: set likewise."""
+
     takes: str = "files of its own kind"
     """What `read` takes, in a word: `images`."""
 
@@ -397,8 +400,13 @@ def batch_size(batch: Batch) -> int:
 
 def class_names(dataset: Any) -> list[str]:
     """`classes` of a data set, or of the one that it wraps (`torch.utils.data.Subset` and the like); empty where there are none."""
+    return [str(name) for name in of_labels(dataset, "classes")]
+
+
+def of_labels(dataset: Any, attribute: str) -> Sequence[Any]:
+    """The same for any attribute that has an entry for each label."""
     while dataset is not None:
-        if classes := getattr(dataset, "classes", None):
-            return [str(name) for name in classes]
+        if found := getattr(dataset, attribute, None):
+            return found
         dataset = getattr(dataset, "dataset", None)
-    return []
+    return ()

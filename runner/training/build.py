@@ -20,7 +20,7 @@ from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import Recipe, class_names
+from samewise.runner.interfaces import Recipe, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
 from samewise.runner.processes.this_process import keep_freed_memory
@@ -165,10 +165,10 @@ def _data(composed: Composed, splits: Mapping[str, Split]) -> dict[str, Any]:
     }
 
 
-def _named(dataset: Any) -> dict[str, list[str]]:
-    """The names of the labels, for predictions, which are made without the data set."""
-    names = class_names(dataset)
-    return {"classes": names} if names else {}
+def _named(dataset: Any) -> dict[str, list[Any]]:
+    """The names and numbers of the labels, for predictions, which are made without the data set."""
+    found = {"classes": class_names(dataset), "category_ids": [int(number) for number in of_labels(dataset, "category_ids")]}
+    return {name: values for name, values in found.items() if values}
 
 
 def _plain(settings: DictConfig) -> Any:

@@ -139,14 +139,16 @@ def _saved(prediction: Prediction, file: Path, output: Path | None, name: str) -
         return []
 
 
-def build_predictor(composed: Composed, project: Project, state: Mapping[str, Any], *, classes: Sequence[str] = (), weights: str | None = None) -> Predictor:
+def build_predictor(
+    composed: Composed, project: Project, state: Mapping[str, Any], *, labels: Mapping[str, Any] | None = None, weights: str | None = None
+) -> Predictor:
     """Make the parts that apply a trained model to files, none that needs the data set.
 
     Args:
         composed: The run's config. Weights are not read from the file that it may name: the checkpoint has them.
         project: The user's own packages.
         state: A checkpoint's.
-        classes: The names of the labels, as the run's data set has them.
+        labels: `classes` and `category_ids`, as the run's data set has them.
         weights: Those that a callback keeps under this name, as `ema`; None: the trained ones.
 
     Raises:
@@ -164,7 +166,7 @@ def build_predictor(composed: Composed, project: Project, state: Mapping[str, An
     model = make_model(cfg, make, device, channels_last=channels_last)
     load_weights(model, state["model"] if weights is None else _kept_weights(cfg, make, state, weights))
     recipe: Recipe = make("recipe")
-    recipe.classes = list(classes)
+    recipe.classes, recipe.category_ids = ((labels or {}).get(name, ()) for name in ("classes", "category_ids"))
     return Predictor(
         recipe=recipe,
         model=model.eval(),

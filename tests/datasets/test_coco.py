@@ -76,6 +76,7 @@ def test_labels_are_cocos_numbers_or_without_gaps(tmp_path: Path):
     kept, dense = made(tmp_path, num_classes=91), made(tmp_path, category_ids="dense", num_classes=3)
     assert (len(kept.classes), kept.classes[17], kept.classes[18]) == (91, "cat", "dog")
     assert dense.classes == ["background", "cat", "dog"]
+    assert (dense.category_ids, kept.category_ids) == ([0, 17, 18], [])
     assert dense[2]["labels"].tolist() == [2, 2]
     with pytest.raises(DataError, match=r"dataset\.num_classes=3"):
         made(tmp_path, category_ids="dense", num_classes=91)

@@ -163,7 +163,7 @@ def _train_in_double(patches: pytest.MonkeyPatch) -> None:
     """Have runs compute in float64, from the float32 numbers that they would begin with and read; nothing else about them changes."""
     from samewise.runner.training import build
 
-    make_model, make_transforms = build._model, build._batch_transforms
+    make_model, make_transforms = build.make_model, build.make_batch_transforms
 
     def widened(values: Any) -> Any:
         return tree_map_only(Tensor, lambda value: value.double() if value.is_floating_point() else value, values)
@@ -178,8 +178,8 @@ def _train_in_double(patches: pytest.MonkeyPatch) -> None:
         apply = make_transforms(*args)
         return lambda batch: widened(apply(batch))
 
-    patches.setattr(build, "_model", model)
-    patches.setattr(build, "_batch_transforms", transforms)
+    patches.setattr(build, "make_model", model)
+    patches.setattr(build, "make_batch_transforms", transforms)
 
 
 def _plant(patches: pytest.MonkeyPatch, fault: str, recipe: Any) -> list[str]:

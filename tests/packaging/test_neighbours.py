@@ -56,6 +56,7 @@ def test_hydra_finds_every_choice_of_every_group_in_the_package() -> None:
     folder = Path(str(samewise.__file__)).parent / "configs"
     expected = {group.name: sorted(path.stem for path in group.glob("*.yaml")) for group in folder.iterdir() if group.is_dir() and any(group.glob("*.yaml"))}
     assert "recipe" in expected
+    resolvers = {name: getattr(BaseContainer, "_resolvers").get(name) for name in ("hydra", "now", "python_version")}
     with initialize_config_module(config_module="samewise.configs", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         loader.ensure_main_config_source_available()
