@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 import sys
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         require_no_link(pictures, *(pictures.iterdir() if pictures.is_dir() else ()))
     elif pictures is not None:
         require_writable("--output", pictures)
-    predictor = api.load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust).transforms.predictor
+    load = inspect.unwrap(api.load)  # whose errors name options, not arguments
+    predictor = load(folder, *overrides, checkpoint=args.checkpoint, weights=args.weights, trust=args.trust).transforms.predictor
     asked = predictor.files(files)
     made = predictor.predict_files(asked, pictures, threshold=args.threshold, batch=args.batch)
     try:

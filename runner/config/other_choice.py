@@ -128,7 +128,7 @@ def _left_out(change: Change, dropped: Sequence[FileValue], unfit: set[str]) -> 
     keys = [f"{path}.".removeprefix(f"{change.path}.").rstrip(".") for path in sorted(unfit)]
     keys = [key for key in keys if key] or [value.path.removeprefix(f"{change.path}.") for value in dropped]  # of a group that is gone
     are, them = ("is", "it") if len(keys) == 1 else ("are", "them")
-    why = f"{change.now} does not take {them}" if change.now else "nothing is chosen now"
+    why = f"{change.now} does not take {them}" if change.now not in ("", "none") else "nothing is chosen now"
     words = f"{_and(keys)} {are} {LEFT_OUT}{_name(change)} sets {them} for {change.before or 'no choice'}, and {why}"
     return Problem(change.path, words, where=dropped[0].where)
 

@@ -87,7 +87,7 @@ def test_mixtures_of_spoken_digits_train_on_some_takes_and_are_validated_on_othe
 def test_settings_of_a_callback_that_was_not_chosen_are_named(samewise):
     done = samewise("check", "experiment=conv_tasnet_libri2mix", "debug=tiny", "callbacks=none")
     assert done.returncode == 0
-    assert "callbacks.early_stopping is left out: experiment=conv_tasnet_libri2mix sets it for [default, early_stopping]" in " ".join(done.stdout.split())
+    assert "callbacks: early_stopping is left out: experiment=conv_tasnet_libri2mix sets it for [default, early_stopping]" in " ".join(done.stdout.split())
 
 
 def test_missing_data_is_named_before_training(samewise, tmp_path):

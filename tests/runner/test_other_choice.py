@@ -112,7 +112,7 @@ def test_what_the_command_line_says_is_neither_left_out_nor_warned_of(mine: Proj
         ),
         (["callbacks=default"], ["base.yaml:17: callbacks: ema is left out: experiment=base sets it for [default, ema], and default does not take it"]),
         (["callbacks=[default,ema,early_stopping]"], []),
-        (["param_groups=none"], ["base.yaml:18: param_groups: norms is left out: experiment=base sets it for no_decay_on_norms, and none does not take it"]),
+        (["param_groups=none"], ["base.yaml:18: param_groups: norms is left out: experiment=base sets it for no_decay_on_norms, and nothing is chosen now"]),
         (["transforms=digits"], ["base.yaml:19: transforms: digits keeps size=9, which experiment=base sets for images"]),
         (["model=resnet32_cifar", "model.width=8", "tracking=none", "reproducibility=fast"], []),
         (["optimizer=sgd", "scheduler=warmup_cosine", "debug=tiny"], []),
