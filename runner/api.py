@@ -5,15 +5,15 @@ Torch, MLflow and pandas are imported when a function needs them.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from samewise.runner.arguments import PATH, all_files, for_python, several
 from samewise.runner.config import project
-from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.variables import prepare as set_variables
 from samewise.runner.records import shapes, sources
 from samewise.runner.records.files import read_json
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from samewise.runner.interfaces import Batch, Prediction
     from samewise.runner.training.predictor import Predictor
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_T = TypeVar("_T")
-_VALUED = {"run-root": "run_root=%s", "package": 'packages=["%s"]', "config-dir": 'config_dirs=["%s"]'}
-_SWITCHES = {"trust": "trust=True", "fresh": "fresh=True"}
-"""Options of the commands, as arguments here: those that take a value, and the others."""
-_COMMANDS = re.compile(r"(`[^`]*`)")
 _COLUMNS = ("name", "run", "label", "state", "step", "steps", "monitor", "value", "seconds", "changed", "reason", "folder")
 
 
@@ -90,53 +83,7 @@ class LoadedRun(NamedTuple):
     """The run's; `config.cfg` has the values."""
 
 
-def _named_as_in_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Have its errors name arguments (`run_root=`) where a command's name options (`--run-root`)."""
-
-    @wraps(function)
-    def call(*args: _P.args, **named: _P.kwargs) -> _R:
-        try:
-            return function(*args, **named)
-        except SamewiseError as error:
-            error.problems = tuple(
-                replace(
-                    one,
-                    path=one.path[2:].replace("-", "_") if one.path.startswith("--") else one.path,
-                    **{name: _in_python(getattr(one, name)) for name in ("message", "expected", "hint")},
-                )
-                for one in error.problems
-            )
-            error.args = ("\n".join(map(str, error.problems)),)
-            raise
-
-    return call
-
-
-def _in_python(text: str) -> str:
-    """A message's text, in which commands stay what they are."""
-    parts = _COMMANDS.split(text)
-    for place in range(0, len(parts), 2):
-        for option, argument in _VALUED.items():
-            parts[place] = re.sub(rf"--{option} ([\w./-]*\w)", lambda found, argument=argument: argument % found[1], parts[place])
-            parts[place] = re.sub(rf"--{option}\b", argument.partition("=")[0], parts[place])
-        for option, argument in _SWITCHES.items():
-            parts[place] = re.sub(rf"--{option}\b", argument, parts[place])
-    return "".join(parts)
-
-
-def _require_overrides(given: Sequence[Any], name: str) -> None:
-    wrong = next((one for one in given if not isinstance(one, str)), None)
-    if wrong is not None:
-        hint = f"samewise.{name}(*overrides)" if isinstance(wrong, list | tuple) else f"samewise.{name}('experiment=NAME', 'optimizer.lr=0.05')"
-        raise ConfigError(Problem("overrides", "are strings, each an argument of its own", wrong, hint=hint))
-
-
-def _several(given: Sequence[_T] | _T) -> Sequence[_T]:
-    """One string or path is a list of one, not of letters."""
-    return (given,) if isinstance(given, str | Path) else given  # pyright: ignore[reportReturnType]
-
-
-@_named_as_in_python
+@for_python
 def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> Composed:
     """An experiment's config, as `samewise show` shows it.
 
@@ -150,11 +97,10 @@ def compose(*overrides: str, packages: Sequence[str] = (), config_dirs: Sequence
     """
     from samewise.runner.config.compose import compose
 
-    _require_overrides(overrides, "compose")
-    return compose(overrides, project=project.find(packages=_several(packages), configs=_several(config_dirs)))
+    return compose(overrides, project=project.find(packages=several(packages), configs=several(config_dirs)))
 
 
-@_named_as_in_python
+@for_python
 def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), fresh: bool = False) -> Trained:
     """Train an experiment, or go on with it, or find it finished, with the bits of `samewise train`.
 
@@ -190,9 +136,9 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
     return _trained(summary, composed, is_new=True)
 
 
-@_named_as_in_python
+@for_python
 def load(
-    run: str | Path,
+    run: str | Path | Trained,
     *overrides: str,
     checkpoint: str | int = "best",
     weights: str | None = None,
@@ -203,7 +149,7 @@ def load(
     """A run's model, its transforms and its config.
 
     Args:
-        run: The run's folder, the start of its fingerprint, or its MLflow run id.
+        run: What `train` gave; or the run's folder or name, the start of its fingerprint, or its MLflow run id.
         overrides: Values to change in the run's config: `device=cpu`.
         checkpoint: best, last, or a step.
         weights: Those that a callback keeps under this name, as `ema`; None: the trained ones.
@@ -218,8 +164,11 @@ def load(
     from samewise.runner.config import saved
     from samewise.runner.processes.variables import prepare
 
-    folder = saved.find(str(run), run_root=Path(run_root))
-    composed = replace(saved.trusted_config_of(folder, overrides, trust=trust), project=project.find(packages=_several(packages)))
+    wanted: Any = run.folder if isinstance(run, Trained) else run
+    if not isinstance(wanted, PATH):
+        raise ConfigError(Problem("run", "is not a run", wanted, f"what samewise.train gave, or {saved.RUN}"))
+    folder = saved.find(os.fspath(wanted), run_root=Path(run_root))
+    composed = replace(saved.trusted_config_of(folder, overrides, trust=trust), project=project.find(packages=several(packages)))
     prepare(composed.cfg.reproducibility)
 
     from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables
@@ -234,15 +183,20 @@ def load(
     return LoadedRun(predictor.model, Transforms(predictor), composed)
 
 
-@_named_as_in_python
+@for_python
 def predict(
-    run: LoadedRun | str | Path, *files: str | Path, output: str | Path | None = None, threshold: float | None = None, batch: int = 1, **how: Any
+    run: LoadedRun | Trained | str | Path,
+    *files: str | Path | Sequence[str | Path],
+    output: str | Path | None = None,
+    threshold: float | None = None,
+    batch: int = 1,
+    **how: Any,
 ) -> list[Prediction]:
     """What a run's model makes of files: the same each time, and whatever other files are asked for, unless it takes several at once.
 
     Args:
         run: What `load` gave, or what it takes.
-        files: Images, videos or audio files, as the run's recipe predicts from, folders of them, or patterns.
+        files: Images, videos or audio files, as the run's recipe predicts from, folders of them, or patterns; or lists of these.
         output: A folder for pictures and sounds; None: none are written.
         threshold: The least score of a box or a class; None: all.
         batch: How many files the model takes at once. In a batch the last bits of a prediction may differ.
@@ -252,16 +206,19 @@ def predict(
         A prediction for each file, in their order; `values()` of it are plain values.
 
     Raises:
-        ConfigError: with a problem for each file that cannot be read.
+        ConfigError: with a problem for each file that cannot be read; or no file is given.
     """
+    asked = all_files(files)
+    if isinstance(run, LoadedRun) and how:
+        raise ConfigError(*(Problem(name, "is for a run that is not loaded yet", value, hint="give it to samewise.load") for name, value in how.items()))
     loaded = run if isinstance(run, LoadedRun) else load(run, **how)
     with undisturbed():
         predictor, folder = loaded.transforms.predictor, None if output is None else Path(output)
-        made = predictor.predict_files(predictor.files([Path(file) for file in files]), folder, threshold=threshold, batch=batch)
+        made = predictor.predict_files(predictor.files(asked), folder, threshold=threshold, batch=batch)
         return [prediction for _, prediction, _ in made]
 
 
-@_named_as_in_python
+@for_python
 def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str | None = None, diff: bool = False, uri: str | None = None) -> pandas.DataFrame:
     """A table of all runs, as `samewise runs` lists them: a row for each, a column for each fact, each metric and, with `diff`, each value that differs.
 
@@ -286,7 +243,7 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
         from samewise.runner.sweep.stored_runs import list_stored
 
         found, stored = list_stored(uri)
-    found = listing.matching(found, _several(where))
+    found = listing.matching(found, several(where))
     if sort:
         found = listing.in_order(found, sort)
     differing = (listing.varying(found) if uri is None else stored) if diff and found else {}
@@ -296,7 +253,7 @@ def runs(run_root: str | Path = "runs", *, where: Sequence[str] = (), sort: str 
     return table
 
 
-@_named_as_in_python
+@for_python
 def sweep(
     *overrides: str,
     wait: bool = True,
@@ -328,8 +285,7 @@ def sweep(
 
     if not overrides:
         raise ConfigError(Problem("sweep", "has no values to try", expected="overrides, one with several values", hint="optimizer.lr=0.03,0.1"))
-    _require_overrides(overrides, "sweep")
-    mine = project.find(packages=_several(packages), configs=_several(config_dirs))
+    mine = project.find(packages=several(packages), configs=several(config_dirs))
     with plain_output():
         ready = carried_out.make_ready(overrides, mine, run_root=Path(run_root), trust=trust, wait=wait)
         carried_out.carry_out(ready, wait=wait, retry_failed=retry_failed)
@@ -365,7 +321,7 @@ def _composed(experiment: Sequence[Any], packages: Sequence[str], config_dirs: S
     wrong = next((one for one in experiment if not isinstance(one, str | Composed)), None)
     if wrong is not None:
         hint = "samewise.train(*overrides)" if isinstance(wrong, list | tuple) else "samewise.train('experiment=NAME', 'optimizer.lr=0.05')"
-    raise ConfigError(Problem("experiment", "takes overrides, each a string, or one composed config", wrong, hint=hint))
+    raise ConfigError(Problem("experiment", "takes overrides, each a text, or one composed config", wrong, hint=hint))
 
 
 def _trained(summary: Any, composed: Composed, *, is_new: bool) -> Trained:

@@ -20,7 +20,7 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.address import check_uri, require_there, without_password
 from samewise.runner.tracking.sender import quiet_mlflow
 
-RUN = "a run's folder, the start of its fingerprint, its MLflow run id or address (runs:/ID), or a bundle"
+RUN = "a run's folder or name, the start of its fingerprint, its MLflow run id or address (runs:/ID), or a bundle"
 _ID = re.compile(r"[0-9a-f]{32}")
 _PAGE = re.compile(r"(https?://[^#]+?)/?#/experiments/\d+/runs/([0-9a-f]{32})(?:[/?].*)?")
 _PARTS = ("config.yaml", "environment.json", "sources.json", "summary.json", "trace.jsonl")

@@ -23,7 +23,7 @@ part. Not in it: the data, passwords and tokens, and files that look like secret
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a finished run: its folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("run", metavar="RUN", help="a finished run: its folder or name, the start of its fingerprint, or its MLflow run id")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; one that is there is not overwritten")
     parser.add_argument("--with-weights", action="store_true", help="take the best and the last checkpoint along, not only their digests")
     parser.add_argument("--no-data-hashes", action="store_true", help="list the data's files by name and size, without reading them")

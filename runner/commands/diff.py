@@ -15,6 +15,7 @@ from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.records import shapes
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json, read_mapping, require_writable, write_atomically
+from samewise.runner.records.found import RUN
 from samewise.runner.tracking.address import without_password
 from samewise.runner.tracking.sender import prepare_environment
 
@@ -29,7 +30,7 @@ exit codes: 0 the same bits in all common steps; 1 they differ, or no step is co
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("first", metavar="RUN", help=RUN)
     parser.add_argument("second", metavar="RUN")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a web page that needs nothing else")

@@ -11,6 +11,7 @@ from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.variables import prepare
+from samewise.runner.records.found import RUN
 
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
@@ -21,7 +22,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     add_checkpoint(parser)
     parser.add_argument(

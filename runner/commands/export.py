@@ -16,6 +16,7 @@ from samewise.runner.errors import ConfigError, Problem, first_line, nearest
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, require_writable
+from samewise.runner.records.found import RUN
 from samewise.runner.tracking import progress
 from samewise.runner.tracking.address import in_words, without_password
 from samewise.runner.tracking.sender import prepare_environment
@@ -47,7 +48,7 @@ formats: safetensors  weights alone, by the model's names; written with every ot
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     parser.add_argument("--to", default="pt2", metavar="FORMATS", help=f"one or more of {', '.join(KINDS)}, with commas (default: pt2)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write; one with something in it is not overwritten")

@@ -15,6 +15,7 @@ from samewise.runner import api
 from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import require_no_link, require_writable
+from samewise.runner.records.found import RUN
 
 if TYPE_CHECKING:
     from samewise.runner.records.predictions import Form, PredictionFile
@@ -33,7 +34,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("run", metavar="RUN", help=RUN)
     help_ = "images, videos or audio files, folders of them, or patterns as 'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
     parser.add_argument("files", nargs="+", metavar="FILE", help=help_)
     add_checkpoint(parser)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.found import RUN
 from samewise.runner.sweep.results import State
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="list",
         help="list (default); rm: delete the runs named; gc: those that failed",
     )
-    parser.add_argument("names", nargs="*", metavar="RUN", help="for rm: a run's folder, the start of its fingerprint, or its MLflow run id")
+    parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rm: {RUN}")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")
     parser.add_argument("--uri", help="list what this MLflow store has instead (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
     parser.add_argument(

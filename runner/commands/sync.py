@@ -15,6 +15,7 @@ from samewise.runner.errors import ConfigError, DamagedFile, Problem, SamewiseEr
 from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.found import RUN
 from samewise.runner.records.trust import is_trusted, require
 from samewise.runner.tracking import progress
 from samewise.runner.tracking.address import check_uri, in_words, sqlite_file
@@ -67,7 +68,7 @@ class SyncResult:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's folder, the start of its fingerprint, or its MLflow run id (default: every run)")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"{RUN} (default: every run)")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="a store other than the run's own")
     parser.add_argument("--to", action="append", choices=list(TITLES), help="a backend other than the run's own (may be repeated)")

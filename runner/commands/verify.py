@@ -46,7 +46,7 @@ QUIET = ("tracking.enabled=false", "checkpoint.keep_best=0", "checkpoint.every_e
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", help="a run's folder, the start of its fingerprint, its MLflow run id or page, a bundle's file, or an export's folder"
+        "run", metavar="RUN", help="a run's folder or name, the start of its fingerprint, its MLflow run id or page, a bundle's file, or an export's folder"
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")

@@ -18,7 +18,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.found import below, find
+from samewise.runner.records.found import RUN, below, find
 
 
 def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
@@ -77,4 +77,4 @@ def answers(folder: RunFolder, cfg: DictConfig) -> bool:
 
 
 _ABSENT = object()
-__all__ = ["answers", "below", "config_in", "config_of", "find", "trusted_config_of"]
+__all__ = ["RUN", "answers", "below", "config_in", "config_of", "find", "trusted_config_of"]

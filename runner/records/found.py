@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 
+RUN: Final = "a run's folder or name, the start of its fingerprint, or its MLflow run id"
 RESTORE: Final = "if it is one, restore the file from a copy: nothing else says what was trained"
 
 
 def find(name: str, *, run_root: Path) -> RunFolder:
-    """The run called `name`: its folder, the start of its fingerprint, or its MLflow run id. A ConfigError where none matches, or several do."""
+    """The run called `name`: its folder, its experiment's or that name's folder, the start of its fingerprint, or its MLflow run id.
+
+    Raises:
+        ConfigError: none matches, or several do.
+    """
     given = Path(name)
     if (given / "config.yaml").is_file():
         return RunFolder(given)
@@ -28,14 +33,16 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         matching = [run for run in below(run_root) if run.path.name.startswith(name)]
     if not matching:
         matching = [run for run in below(run_root) if run.path.parent.name == name]
-    if len(matching) == 1:
-        return matching[0]
+    of_name = [RunFolder(config.parent) for config in given.glob("*/config.yaml")] if not matching else []
+    if len(matching or of_name) == 1:
+        return (matching or of_name)[0]
     if matching:
-        names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in matching[:5])
+        names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in _newest(matching)[:5])
         raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more characters: {names}"))
-    if given.is_dir() and (given == run_root or any(given.glob("*/config.yaml")) or any(given.glob("*/*/config.yaml"))):
-        root = given.parent if any(given.glob("*/config.yaml")) else given
-        raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=f"choose one of them: `samewise runs --run-root {root}`"))
+    if of_name or (given.is_dir() and (given == run_root or any(below(given)))):
+        inside = _newest(of_name or list(below(given)))
+        root, shown = given.parent if of_name else given, ", the newest first: " + first_few([str(run.path) for run in inside], 5) if inside else ""
+        raise ConfigError(Problem(name, "is a folder of runs", expected="one run", hint=f"choose one of them (`samewise runs --run-root {root}`){shown}"))
     if bare := [
         one
         for one in (given, *run_root.glob("*/*"))
@@ -46,10 +53,14 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         hint = f"from a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into parts/run"
         raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
-    expected = "a run's folder, the start of its fingerprint, or its MLflow run id"
     reason = f"no such run in {run_root}"
     hint = nearest(name, known) or f"`samewise train` makes one; others' are found by --run-root FOLDER, not {run_root}"
-    raise ConfigError(Problem("RUN", reason, name, expected, hint))
+    raise ConfigError(Problem("RUN", reason, name, RUN, hint))
+
+
+def _newest(runs: Sequence[RunFolder]) -> list[RunFolder]:
+    """The one that was begun last comes first."""
+    return sorted(runs, key=lambda run: run.config.stat().st_mtime, reverse=True)
 
 
 def _is_called(folder: str, name: str) -> bool:

@@ -97,7 +97,15 @@ class Predictor:
         """
         read = [self._read(Path(one)) if isinstance(one, str | Path) else one for one in samples]
         transformed = WithTransform.of(read, self.samples)
-        return self.transform(self.to_device(self.recipe.collate([transformed[number] for number in range(len(read))])))
+        try:
+            for one in read if self.samples else ():
+                if not isinstance(one, Mapping | tuple | list):
+                    raise DataError(Problem("dataset", "a sample is not a dict or a pair", f"a {type(one).__name__}", "a sample as the data set has it"))
+            collated = self.recipe.collate([transformed[number] for number in range(len(read))])
+        except DataError as error:  # what is said of a data set is said of what the user gave
+            hint = "give the name of a file, or a sample as the data set has it; where no label is known, any will do: transforms((image, 0))"
+            raise DataError(*(replace(one, path="transforms", hint=one.hint or hint) if one.path == "dataset" else one for one in error.problems)) from None
+        return self.transform(self.to_device(collated))
 
     def _read(self, file: Path) -> Any:
         """A file as a sample; what is said of one that cannot be read is about the model, not about a data set."""
@@ -106,8 +114,9 @@ class Predictor:
         except DataError as error:
             if not file.exists():
                 raise
-            hint = f"the model takes {self.recipe.takes}"
-            raise DataError(*(replace(one, hint=one.hint if one.hint and "remove" not in one.hint else hint) for one in error.problems)) from None
+            takes = f"the model takes {self.recipe.takes}"
+            damaged = f"the file cannot be decoded: save it anew, or download it again; {takes}"
+            raise DataError(*(replace(one, hint=damaged if "remove" in one.hint else one.hint or takes) for one in error.problems)) from None
 
     def _tried(self, files: Sequence[Path]) -> Iterator[Prediction | SamewiseError]:
         """Each file's prediction, or why there is none."""

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import samewise as sw
-from samewise.runner.errors import CheckpointError, ConfigError, TrainingError
+from samewise.runner.errors import CheckpointError, ConfigError, DataError, TrainingError
 from samewise.runner.processes.this_process import on_signals
 from samewise.runner.processes.variables import prepare
 
@@ -128,18 +128,27 @@ def test_a_loaded_model_and_its_predictions_are_the_commands(samewise, trained: 
         Image.effect_noise((40, 40), colour).save(tmp_path / f"{name}.png")
     files = [tmp_path / "a.png", tmp_path / "b.png"]
     said = samewise("predict", command["folder"], *files, "--weights", "ema", "--json").stdout.splitlines()
-    found = sw.predict(trained.folder, *files, weights="ema", output=tmp_path / "made")
+    found = sw.predict(trained, files, weights="ema", output=tmp_path / "made")
     assert [one.values() for one in found] == [{key: value for key, value in json.loads(line).items() if key not in ("file", "files")} for line in said]
-    model, transforms, config = sw.load(trained.folder, checkpoint="last")
+    model, transforms, config = loaded = sw.load(trained, checkpoint="last")
     batch = transforms(*files)
     assert batch["image"].shape[0] == 2
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32, torch.int64}
     assert model(batch["image"]).shape == (2, config.cfg.dataset.num_classes)
     assert config.cfg.model.width == 4
+    image = Image.open(files[0]).convert("RGB")
+    assert torch.equal(transforms((image, 0))["image"], batch["image"][:1]), "an image without a label goes through with any"
+    with pytest.raises(DataError, match=r"^transforms: .*where no label is known, any will do: transforms\(\(image, 0\)\)"):
+        transforms(image)
+    with pytest.raises(ConfigError, match=r"weights: is for a run that is not loaded yet; hint: give it to samewise\.load"):
+        sw.predict(loaded, *files, weights="ema")
+    files[0].write_bytes(files[0].read_bytes()[:300])
+    with pytest.raises(ConfigError, match=r"is a damaged image.*; hint: the file cannot be decoded"):
+        sw.predict(loaded, *files)
 
 
 def test_runs_are_a_table(trained: sw.Trained, tmp_path: Path) -> None:
-    table = sw.runs(trained.folder.parents[1], where=["state=finished"], sort="valid/accuracy", diff=True)
+    table = sw.runs(trained.folder.parents[1], where="state=finished", sort="valid/accuracy", diff=True)
     (row,) = table[table["folder"] == str(trained.folder)].to_dict("records")
     assert row["valid/loss"] == trained.best["valid/loss"]
     assert str(table["changed"].dtype).startswith("datetime64")

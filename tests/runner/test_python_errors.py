@@ -1,4 +1,4 @@
-"""What `samewise.compose`, `train`, `load`, `runs` and `sweep` say of wrong arguments: in a line, in the words of Python, not of the command line."""
+"""What `samewise.compose`, `train`, `load`, `predict`, `runs` and `sweep` say of wrong arguments: in a line, in the words of Python, not of options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -22,6 +23,22 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a list of overrides": (lambda: sw.compose(["model=resnet18"]), "samewise.compose(*overrides)"),  # pyright: ignore[reportArgumentType]
     "a list of a sweep's": (lambda: sw.sweep(["seed=1,2"]), "samewise.sweep(*overrides)"),  # pyright: ignore[reportArgumentType]
     "a number": (lambda: sw.compose("experiment=resnet18_digits", 5), "samewise.compose('experiment=NAME', "),  # pyright: ignore[reportArgumentType]
+    "an override's name": (lambda: sw.train(experiment="x"), "overrides are texts: samewise.train('experiment=x')"),  # pyright: ignore
+    "an override of a run": (lambda: sw.predict("a", "a.png", device="cpu"), "overrides are texts: samewise.load(run, 'device=cpu')"),
+    "a list of a run's": (lambda: sw.load("a", ["device=cpu"]), "samewise.load(run, *overrides)"),  # pyright: ignore[reportArgumentType]
+    "an argument misspelt": (lambda: sw.runs(sorted="x"), "sorted: samewise.runs has no such argument; hint: did you mean 'sort'?"),  # pyright: ignore
+    "a number for a folder": (lambda: sw.runs(5), "run_root: is not a folder"),  # pyright: ignore[reportArgumentType]
+    "a list for a column": (lambda: sw.runs(sort=["a"]), "sort: is not a column or a metric"),  # pyright: ignore[reportArgumentType]
+    "a number for a condition": (lambda: sw.runs(where=["state=finished", 3]), "where: is not a condition"),  # pyright: ignore[reportArgumentType]
+    "a word for a switch": (lambda: sw.sweep("seed=1,2", wait="no"), "wait: is not a switch; expected: True or False"),  # pyright: ignore
+    "a run that is none": (lambda: sw.load(5), "run: is not a run; expected: what samewise.train gave, or a run's folder or name"),  # pyright: ignore
+    "a run by a wrong name": (lambda: sw.load("nothing"), "run: no such run in runs"),
+    "no files": (lambda: sw.predict("a"), "files: no files to predict from were given"),
+    "an empty list of files": (lambda: sw.predict("a", []), "files: no files to predict from were given"),
+    "an array for a file": (lambda: sw.predict("a", np.zeros((3, 8, 8))), "files: is not the name of a file; hint: "),  # pyright: ignore
+    "a text for a score": (lambda: sw.predict("a", "a.png", threshold="0.5"), "threshold: is not a score; expected: a number from 0 to 1"),  # pyright: ignore
+    "a text for a number of files": (lambda: sw.predict("a", "a.png", batch="2"), "batch: is not a number of files"),  # pyright: ignore
+    "a checkpoint that is none": (lambda: sw.load("a", checkpoint=0.5), "checkpoint: is not a checkpoint; expected: 'best', 'last' or a step"),  # pyright: ignore
 }
 
 
@@ -40,8 +57,9 @@ def test_options_are_named_as_arguments_and_commands_stay_what_they_are(tmp_path
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r'if you trust its code as your own: packages=\["labs"\]'):
         sw.train("model._target_=labs.Net")
-    (tmp_path / "mine" / "a").mkdir(parents=True)
-    (tmp_path / "mine" / "a" / "config.yaml").write_text("")
+    for name in "ab":
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / "config.yaml").write_text("")
     with pytest.raises(ConfigError, match=r"`samewise runs --run-root .*`"):
         sw.load(tmp_path / "mine", run_root=".")
 

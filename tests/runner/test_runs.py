@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from samewise_tiny import DIGITS
 
 from samewise.runner.cli import main
 from samewise.runner.config.compose import label_of
+from samewise.runner.errors import ConfigError
 from samewise.runner.records import locks
+from samewise.runner.records.found import find
 
 TINY = [*DIGITS, "model.width=4"]
 
@@ -68,6 +71,23 @@ def test_the_configs_differences_are_found(runs) -> None:
     found = {run["state"] + str(run["differs"]["seed"]): run["differs"] for run in runs("--diff")}
     assert found["finished1"] == {"seed": 1, "max_steps": 2, "optimizer.lr": 0.03}
     assert found["failed0"] == {"seed": 0, "max_steps": 2, "optimizer.lr": 1e30}
+
+
+def test_the_folder_of_a_name_is_its_only_run_and_of_several_the_newest_are_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(7):
+        (folder := tmp_path / "runs" / "fsdd" / f"3f2{number}").mkdir(parents=True)
+        (folder / "config.yaml").write_text("")
+        os.utime(folder / "config.yaml", (number, number))
+        if number == 0:
+            for name in ("fsdd", "runs/fsdd", str(folder.parent)):
+                assert find(name, run_root=Path("runs")).path.resolve() == folder
+    newest = ", ".join(f"runs/fsdd/3f2{number}" for number in (6, 5, 4, 3, 2))
+    for name in ("runs/fsdd", "runs"):
+        with pytest.raises(ConfigError, match=rf"is a folder of runs; hint: choose one of them .*, the newest first: {newest}, and 2 more"):
+            find(name, run_root=Path("runs"))
+    with pytest.raises(ConfigError, match=r"7 runs match; hint: give more characters: fsdd/3f26, fsdd/3f25, fsdd/3f24, fsdd/3f23, fsdd/3f22"):
+        find("fsdd", run_root=Path("runs"))
 
 
 def test_a_table_of_unlike_runs_has_the_settings_nearest_to_the_root_and_counts_the_rest(root, capsys, monkeypatch) -> None:

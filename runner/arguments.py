@@ -1,0 +1,139 @@
+"""What the functions of `api` are given: arguments of other types or names are refused, and errors are in the words of Python."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, close, nearest
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_T = TypeVar("_T")
+_VALUED = {
+    "run-root": "run_root=%s",
+    "package": 'packages=["%s"]',
+    "config-dir": 'config_dirs=["%s"]',
+    "where": 'where=["%s"]',
+    **{name: f'{name}="%s"' for name in ("checkpoint", "weights", "sort", "output")},
+    **{name: f"{name}=%s" for name in ("threshold", "batch")},
+}
+_SWITCHES = {"trust": "trust=True", "fresh": "fresh=True", "diff": "diff=True", "retry-failed": "retry_failed=True"}
+"""Options of the commands, as arguments here: those that take a value, and the others."""
+_NAMED = {"RUN": "run", "FILE": "files"}
+PATH = (str, os.PathLike)
+_TAKES: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
+    **dict.fromkeys(("run_root", "output"), ("is not a folder", "a text or a path", PATH)),
+    "weights": ("is not a callback's name", "a text: 'ema'", (str,)),
+    "sort": ("is not a column or a metric", "a text: 'valid/accuracy'", (str,)),
+    "uri": ("is not an address", "a text: 'sqlite:///mlflow.db'", (str,)),
+    **dict.fromkeys(("fresh", "diff", "wait", "retry_failed", "trust"), ("is not a switch", "True or False", (bool,))),
+    "checkpoint": ("is not a checkpoint", "'best', 'last' or a step", (str, Integral)),
+    "threshold": ("is not a score", "a number from 0 to 1", (Real,)),
+    "batch": ("is not a number of files", "a whole number from 1", (Integral,)),
+}
+_SEVERAL: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
+    "where": ("is not a condition", "a text, or a list of texts: 'state=finished'", (str,)),
+    "packages": ("is not a package", "a name, or a list of names: 'mylab'", (str,)),
+    "config_dirs": ("is not a folder", "a text or a path, or a list of them", PATH),
+}
+"""What arguments may be: what is said of another, what is expected, and its types; one of them, and one or a list."""
+_COMMANDS = re.compile(r"(`[^`]*`)")
+
+
+def for_python(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Have it refuse arguments of other types, and its errors name arguments (`run_root=`) where a command's name options (`--run-root`)."""
+    signature = inspect.signature(function)
+    defaults = {name: one.default for name, one in signature.parameters.items()}
+
+    @wraps(function)
+    def call(*args: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            _require_known(function.__name__, signature, named)
+            _require_types(function.__name__, signature.bind_partial(*args, **named).arguments, defaults)
+            return function(*args, **named)
+        except SamewiseError as error:
+            error.problems = tuple(
+                replace(
+                    one,
+                    path=one.path[2:].replace("-", "_") if one.path.startswith("--") else _NAMED.get(one.path, one.path),
+                    **{name: _in_python(getattr(one, name)) for name in ("message", "expected", "hint")},
+                )
+                for one in error.problems
+            )
+            error.args = ("\n".join(map(str, error.problems)),)
+            raise
+
+    return call
+
+
+def _require_known(function: str, signature: inspect.Signature, named: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for an argument that the function does not have: often an override."""
+    kinds = {name: one.kind for name, one in signature.parameters.items()}
+    known = [name for name, kind in kinds.items() if kind is not inspect.Parameter.VAR_POSITIONAL]
+    takes_overrides = not {"overrides", "experiment"}.isdisjoint(set(kinds) - set(known))
+    problems = list[Problem]()
+    for name, value in named.items() if inspect.Parameter.VAR_KEYWORD not in kinds.values() else ():
+        if name not in known:
+            text = f"overrides are texts: samewise.{function}({'run, ' if 'run' in kinds else ''}'{name}={value}')"
+            hint = close(name, known) or (text if takes_overrides else nearest(name, known))
+            problems.append(Problem(name, f"samewise.{function} has no such argument", value, hint=hint))
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _require_types(function: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for arguments of types that they cannot have."""
+    problems = list[Problem]()
+    for name, value in given.items():
+        if name == "overrides" and (wrong := [one for one in value if not isinstance(one, str)]):
+            run = "run, " if "run" in given else ""
+            hint = f"{run}*overrides" if isinstance(wrong[0], list | tuple) else f"{run}'device=cpu'" if run else "'experiment=NAME', 'optimizer.lr=0.05'"
+            problems.append(Problem(name, "are texts, each an argument of its own", wrong[0], hint=f"samewise.{function}({hint})"))
+        if name not in (*_TAKES, *_SEVERAL) or (value is None and defaults[name] is None):
+            continue
+        message, expected, kinds = _TAKES.get(name) or _SEVERAL[name]
+        each = value if name in _SEVERAL and isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        problems += [Problem(name, message, one, expected) for one in each if not isinstance(one, kinds) or (bool not in kinds and isinstance(one, bool))]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _in_python(text: str) -> str:
+    """A message's text, in which commands stay what they are."""
+    parts = _COMMANDS.split(text)
+    for place in range(0, len(parts), 2):
+        for option, argument in _VALUED.items():
+            parts[place] = re.sub(rf"--{option}[ =]([\w./-]*\w)", lambda found, argument=argument: argument % found[1], parts[place])
+            parts[place] = re.sub(rf"--{option}\b", argument.partition("=")[0], parts[place])
+        for option, argument in _SWITCHES.items():
+            parts[place] = re.sub(rf"--{option}\b", argument, parts[place])
+    return "".join(parts)
+
+
+def all_files(given: Sequence[Any]) -> list[Path]:
+    """All files that `predict` is given, those in lists too."""
+    each = [one for group in given for one in (group if isinstance(group, list | tuple) else [group])]
+    if not each:
+        raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
+    if wrong := [one for one in each if not isinstance(one, PATH)]:
+        hint = "`model, transforms, config = samewise.load(run)` gives what takes samples: transforms(sample)"
+        raise ConfigError(Problem("files", "is not the name of a file", _kind(wrong[0]), "texts or paths, or lists of them", hint))
+    return [Path(one) for one in each]
+
+
+def _kind(value: Any) -> Any:
+    """A number or the like as it is; of what holds many, its type and shape."""
+    return f"{type(value).__name__} {list(value.shape)}" if hasattr(value, "shape") else value
+
+
+def several(given: Sequence[_T] | _T) -> Sequence[_T]:
+    """One string or path is a list of one, not of letters."""
+    return (given,) if isinstance(given, str | Path) else given  # pyright: ignore[reportReturnType]
