@@ -49,6 +49,7 @@ commonly used keys:
   optimizer=sgd optimizer.lr=0.1 scheduler=cosine
   device=cuda precision=bf16
   loader.num_workers=4       the same bits with any number
+  resume_from=run:3f2a/last max_epochs=12   train a finished run for more epochs, as a run of its own
   run_root=runs              where runs are kept
 
 Running the same command again resumes a run that was stopped, and reports one that is finished.

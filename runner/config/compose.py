@@ -33,7 +33,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import hugging_face
 from samewise.runner.records.files import read_text
 from samewise.runner.records.folder import RunFolder, beside, latest
-from samewise.runner.records.found import best_of
+from samewise.runner.records.found import checkpoint_of
 from samewise.runner.records.sources import Code
 from samewise.runner.records.sweep_folder import label as in_words
 from samewise.runner.secrets import redact
@@ -143,21 +143,21 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
     cautions = other_choice.settle(cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project)
-    monitored, weights = settle(cfg, good)
+    monitored, taken = settle(cfg, good)
     problems += monitored
-    problems += located([*found, *faults.unresolvable(cfg), *weights], good, project)
+    problems += located([*found, *faults.unresolvable(cfg), *taken], good, project)
     if problems and strict:
         raise ConfigError(*problems)
     return Composed(cfg, chosen, tuple(good), project, tuple(problems), label_of(good), cautions=tuple(cautions))
 
 
 def settle(cfg: DictConfig, given: Sequence[str]) -> tuple[list[Problem], list[Problem]]:
-    """Have what stands for something else say what it means now: a list of monitored metrics, their modes, a run or a name whose weights are taken.
+    """Have what stands for something else say what it means now: a list of monitored metrics, their modes, a run or a name that weights are of.
 
     Returns:
-        What is wrong with the metrics, and with the weights.
+        What is wrong with the metrics, and with what is taken.
     """
-    return monitors.settle(cfg, given), _settle_weights(cfg)
+    return monitors.settle(cfg, given), [*_settle_taken(cfg, "initialise.weights"), *_settle_taken(cfg, "resume_from")]
 
 
 def _has_choice_among_values(cfg: DictConfig) -> bool:
@@ -166,18 +166,16 @@ def _has_choice_among_values(cfg: DictConfig) -> bool:
     return any(node is not None and isinstance(node._value(), str) and is_choice(node._value()) for node in nodes)
 
 
-def _settle_weights(cfg: DictConfig) -> list[Problem]:
-    """Have weights given as `run:RUN` or `hf:NAME` mean what they do now, a best checkpoint or a commit: the run may go on, or another begin like it."""
-    given: Any = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
-    if not isinstance(given, str) or not given.startswith(("run:", hugging_face.PREFIX)):
-        return []
+def _settle_taken(cfg: DictConfig, key: str) -> list[Problem]:
+    """Have what is given as `run:RUN`, or weights as `hf:NAME`, mean what it does now: the run may go on, or another begin like it."""
+    given: Any = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
     try:
-        if given.startswith("run:"):
-            cfg.initialise.weights = str(best_of(given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser()))
-        else:
-            cfg.initialise.weights = hugging_face.settled(given)
+        if isinstance(given, str) and given.startswith("run:"):
+            OmegaConf.update(cfg, key, str(checkpoint_of(given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser())))
+        elif isinstance(given, str) and given.startswith(hugging_face.PREFIX) and key == "initialise.weights":
+            OmegaConf.update(cfg, key, hugging_face.settled(given))
     except ConfigError as error:
-        return [replace(one, path="initialise.weights" if one.path == "RUN" else one.path) for one in error.problems]
+        return [replace(one, path=key if one.path == "RUN" else one.path) for one in error.problems]
     return []
 
 

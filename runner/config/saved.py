@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samewise.runner.config import compose, monitors
+from samewise.runner.config import compose
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.tree import differences, paths, plain
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
@@ -62,7 +62,7 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
             cfg = OmegaConf.merge(cfg, given)
         except OmegaConfBaseException as error:
             problems.append(Problem(key, first_line(error), override))
-    problems += monitors.settle(cfg, overrides)
+    problems += [problem for some in compose.settle(cfg, overrides) for problem in some]
     if problems:
         raise ConfigError(*problems)
     label = " ".join(filter(None, (saved.label, compose.label_of(overrides))))

@@ -211,7 +211,7 @@ class Experiment:
     """Modules whose activations are computed again in the backward pass, by class (`BasicBlock`) or name (`layer4.*`). Needs less memory, changes no result."""
 
     resume_from: str | None = None
-    """The folder of another run's checkpoint (`RUN/checkpoints/step-00000040`) to continue from, for example with another strategy or number of processes."""
+    """A checkpoint of another run to continue from: its folder (`RUN/checkpoints/step-00000040`), `run:RUN` (the best), or `run:RUN/last`."""
 
     recipe: Any = MISSING
     """The task: a samewise.runner.interfaces.Recipe."""

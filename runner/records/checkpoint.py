@@ -1,7 +1,7 @@
 """Checkpoints: named tensors and plain values, hashed, complete or absent, and loaded without running anything.
 
     checkpoints/step-00000040/state.pt         torch.save of tensors and plain values; loaded with weights_only=True
-    checkpoints/step-00000040/manifest.json    step, sha256 of state.pt, digest of the weights, metrics
+    checkpoints/step-00000040/manifest.json    step, steps of an epoch and in all, sha256 of state.pt, digest of the weights, metrics
     checkpoints/step-00000040/shards/          with checkpoint.sharded, the tensors that the processes held in shards (`shards`)
     checkpoints/latest, checkpoints/best       links to folders, replaced atomically; checkpoints/best-valid-loss by a metric of `evaluate.also`
 

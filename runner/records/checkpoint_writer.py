@@ -39,6 +39,7 @@ class Checkpoints:
         mode: "min" or "max".
         also: More metrics, each with "min" or "max": as many of the best by each are kept.
         background: Write in a thread.
+        lengths: `steps_per_epoch` and `total_steps` of the run, for who goes on from a checkpoint.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Checkpoints:
         mode: str,
         background: bool,
         also: Mapping[str, str] | None = None,
+        lengths: Mapping[str, int] | None = None,
     ) -> None:
         self._folder = folder
         self._keep_last = max(keep_last, 1)
@@ -60,6 +62,7 @@ class Checkpoints:
         self._modes = {monitor: mode} | dict(also or {})
         self._links = {name: "best" if name == monitor else best_by(name) for name in self._modes}
         self._background = background
+        self._lengths = dict(lengths or {})
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -123,7 +126,8 @@ class Checkpoints:
             weights = None if "shards" in state else f"{state_digest(state['model']):016x}"
             if "shards" in state:
                 os.replace(self._shards(step), temporary / shards.FOLDER)
-            write_json(temporary / "manifest.json", {"format": FORMAT, "step": step, "sha256": sha256, "weights": weights, "metrics": dict(metrics)})
+            taken = {"step": step, **self._lengths, "sha256": sha256, "weights": weights, "metrics": dict(metrics)}
+            write_json(temporary / "manifest.json", {"format": FORMAT, **taken})
             before = set_aside(final, "replaced") if os.path.lexists(final) else None
             os.replace(temporary, final)
             fsync_folder(self._folder)

@@ -24,21 +24,13 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     given = Path(name)
     if (given / "config.yaml").is_file():
         return RunFolder(given)
-    matching = [
-        run
-        for run in below(run_root)
-        if _is_called(run.path.name, name) or name in (read_mapping(run.tracking, shapes.TRACKING).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
-    ]
-    if not matching:
-        matching = [run for run in below(run_root) if run.path.name.startswith(name)]
-    if not matching:
-        matching = [run for run in below(run_root) if run.path.parent.name == name]
-    of_name = [RunFolder(config.parent) for config in given.glob("*/config.yaml")] if not matching else []
-    if len(matching or of_name) == 1:
-        return (matching or of_name)[0]
-    if matching:
-        names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in _newest(matching)[:5])
-        raise ConfigError(Problem("RUN", f"{len(matching)} runs match", name, "one run", f"give more characters: {names}"))
+    named = matching(name, run_root=run_root)
+    of_name = [RunFolder(config.parent) for config in given.glob("*/config.yaml")] if not named else []
+    if len(named or of_name) == 1:
+        return (named or of_name)[0]
+    if named:
+        names = ", ".join(f"{run.path.parent.name}/{run.path.name}" for run in _newest(named)[:5])
+        raise ConfigError(Problem("RUN", f"{len(named)} runs match", name, "one run", f"give more characters: {names}"))
     if of_name or (given.is_dir() and (given == run_root or any(below(given)))):
         inside = _newest(of_name or list(below(given)))
         root, shown = given.parent if of_name else given, ", the newest first: " + first_few([str(run.path) for run in inside], 5) if inside else ""
@@ -63,6 +55,20 @@ def _newest(runs: Sequence[RunFolder]) -> list[RunFolder]:
     return sorted(runs, key=lambda run: run.config.stat().st_mtime, reverse=True)
 
 
+def matching(name: str, *, run_root: Path) -> list[RunFolder]:
+    """The runs that `name` may mean: by fingerprint, MLflow run id, or both names of the folder; where there is none, all of that experiment's name."""
+    runs = list(below(run_root))
+    return (
+        [
+            run
+            for run in runs
+            if _is_called(run.path.name, name) or name in (read_mapping(run.tracking, shapes.TRACKING).get("run_id"), f"{run.path.parent.name}/{run.path.name}")
+        ]
+        or [run for run in runs if run.path.name.startswith(name)]
+        or [run for run in runs if run.path.parent.name == name]
+    )
+
+
 def _is_called(folder: str, name: str) -> bool:
     """Whether a folder has that name, or begins with it; `3f2a-2` is the second of those that begin with `3f2a`."""
     (own, _, number), (start, _, wanted) = folder.partition("-"), name.partition("-")
@@ -75,14 +81,14 @@ def below(run_root: Path) -> Iterator[RunFolder]:
         yield RunFolder(config.parent)
 
 
-def best_of(name: str, *, run_root: Path) -> Path:
-    """The folder of a run's best checkpoint, or of its last where none is called best.
+def checkpoint_of(name: str, *, run_root: Path) -> Path:
+    """The folder of the best checkpoint of the run that `RUN` names, or of its last where none is called best; of its last for `RUN/last`.
 
     Raises:
         ConfigError: there is no such run, or it has no checkpoint.
     """
-    folder = find(name, run_root=run_root).checkpoints
-    for link in (folder / "best", folder / "latest"):
-        if link.is_dir():
-            return link.resolve()
+    folder = find(name.removesuffix("/last"), run_root=run_root).checkpoints
+    for link in ("latest",) if name.endswith("/last") else ("best", "latest"):
+        if (folder / link).is_dir():
+            return (folder / link).resolve()
     raise ConfigError(Problem(str(folder.parent), "the run has no checkpoint yet"))

@@ -32,7 +32,7 @@ from samewise.runner.records.trace import Trace
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.single import Single
-from samewise.runner.training import determinism
+from samewise.runner.training import continued, determinism
 from samewise.runner.training.compiled import compiler, facts, require_possible
 from samewise.runner.training.components import Make, make_batch_transforms, make_model, make_order, make_part, make_splits, training_images
 from samewise.runner.training.finite import not_finite
@@ -97,6 +97,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *composed.cautions,
             *unread.cautions(composed),
             *precision.cautions(),
+            *continued.cautions(cfg, schedule),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],
     )
@@ -133,7 +134,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         clip_norm=cfg.clip_norm,
         evaluate=_plain(cfg.evaluate),
         checkpoint=_plain(cfg.checkpoint),
-        checkpoints=_checkpoints(cfg, folder),
+        checkpoints=_checkpoints(cfg, folder, {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps}),
         to_device=mover(strategy.device, channels_last=channels_last),
         infinite=frozenset(not_finite(model.state_dict().items())),
         recorder=recorder,
@@ -198,7 +199,7 @@ def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
         raise ConfigError(Problem(f"param_groups.{path}", f"is not possible with {type(strategy).__name__}", hint=hint))
 
 
-def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:
+def _checkpoints(cfg: DictConfig, folder: RunFolder, lengths: Mapping[str, int]) -> Checkpoints:
     kept = cfg.checkpoint
     return Checkpoints(
         folder.checkpoints,
@@ -209,4 +210,5 @@ def _checkpoints(cfg: DictConfig, folder: RunFolder) -> Checkpoints:
         mode=str(cfg.evaluate.mode),
         also={name: str(mode) for name, mode in cfg.evaluate.also.items()},
         background=kept.background,
+        lengths=lengths,
     )

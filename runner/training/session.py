@@ -25,6 +25,7 @@ from samewise.runner.records.files import read_json, write_atomically, write_jso
 from samewise.runner.records.roots import roots
 from samewise.runner.secrets import redact
 from samewise.runner.tracking.tracker import Silent, open_tracker
+from samewise.runner.training.continued import require_left
 from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.memory import out_of_memory
@@ -42,13 +43,14 @@ def session(run: Run) -> Generator[dict[str, Any]]:
     Yields:
         The run's summary, empty until training has ended.
     """
-    status, summary = "FAILED", dict[str, Any]()
+    status, summary, begun = "FAILED", dict[str, Any](), dict[str, Any]()
     with ExitStack() as held, streams.preserve_generators(), _signals(run):
         if run.strategy.peers.first(lambda: not checkpoint.list_checkpoints(run.folder.checkpoints)):
             with run.strategy.evaluating(run.model):
-                run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: what cannot be evaluated leaves none
+                run.strategy.peers.first(partial(_rehearse, run))  # before there is a folder: what cannot be evaluated, or gone on with, leaves none
+            begun = _taken_over(run, run.config.resume_from) if run.config.resume_from else {}
         run.recorder.level = run.strategy.peers.first(partial(_open_folder, run, held, run.strategy.peers.gather(run.environment)))
-        _restore(run)
+        _restore(run, begun)
         run.recorder.tracker.start()
         for callback in run.callbacks.values():
             callback.on_start(run.recorder.view)
@@ -100,14 +102,14 @@ def _open_folder(run: Run, held: ExitStack, surroundings: list[Mapping[str, Any]
     return run.recorder.level
 
 
-def _restore(run: Run) -> None:
+def _restore(run: Run, begun: dict[str, Any]) -> None:
+    """Stand at the newest sound checkpoint; without one, where the run begins: nowhere, or at another run's (`begun`)."""
     kept, state, problems = run.strategy.peers.first(partial(checkpoint.newest_sound, run.folder.checkpoints, reader=checkpoint.read))
     if kept:
         if state["fingerprint"] != run.fingerprint:
             raise ConfigError(Problem(str(kept.path), "belongs to another experiment", state["fingerprint"][:12], run.fingerprint[:12]))
         restore(run, checkpoint.load_sharded(state, kept.path, run.strategy.layout.empty))
-    elif run.config.resume_from:
-        state = _taken_over(run, Path(run.config.resume_from).expanduser())
+    state = state or begun
     run.recorder.tracker = Silent()
     if run.strategy.peers.is_main:
         for caution in run.recorder.cautions:
@@ -124,16 +126,19 @@ def _restore(run: Run) -> None:
         run.recorder.tracker = open_tracker(run.folder, run.config.tracking, resume_step=run.step or None)
 
 
-def _taken_over(run: Run, path: Path) -> dict[str, Any]:
-    """Stand where another run's checkpoint was taken, and return its state. What was best is that run's: its checkpoint is not among this one's."""
+def _taken_over(run: Run, given: str) -> dict[str, Any]:
+    """Stand where another run's checkpoint was taken; what its state has of the trace. What was best is that run's: its checkpoint is not among this one's."""
+    path = Path(given).expanduser()
     state = run.strategy.peers.first(partial(checkpoint.read, path))
     try:
         restore(run, {**checkpoint.load_sharded(state, path, run.strategy.layout.empty), "best": {}, "also": {}})
     except (RuntimeError, ValueError, KeyError, ConfigError) as error:
-        message = f"does not fit this experiment: {first_line(error)}"
-        hint = "initialise.weights=FOLDER loads only the weights, as far as they fit"
+        reason = f"{error.problems[0].path}: {error.problems[0].message}" if isinstance(error, ConfigError) else first_line(error)
+        message, alone = f"does not fit this experiment: {reason}", f"initialise.weights={given} takes the weights alone"
+        hint = f"leave out the overrides that change it; or {alone}, those of other shapes left out with initialise.exclude=[PATTERN]"
         raise ConfigError(Problem("resume_from", message, str(path), "the same model, optimizer and phases", hint)) from error
-    return state
+    require_left(run.config, run.step, run.schedule.span, run.recorder.stop_reason())
+    return {"trace": state.get("trace", 0)}
 
 
 def _leave_results(run: Run) -> None:

@@ -59,6 +59,8 @@ def warnings_of(overrides: str) -> list[str]:
 def page() -> str:
     """The whole page, every command run."""
     table = "".join(f"| {what} | {why} |\n" for what, (why, _) in WARNINGS.items())
+    table += "| `resume_from` with epochs of another length | steps are counted, so that training goes on in another epoch |\n"
+    table += "| `resume_from` with a schedule made for another length | the learning rate jumps |\n"
     table += "| `train callbacks=a,b` | it is a sweep, a training for each; `callbacks=[a,b]` is one training with both |\n"
     table += "| A metric that torchmetrics warns of | a class that no evaluated sample has makes it meaningless; told once, when it is first computed |\n"
     table += "| A loss that is five times the first in the second half of `debug=...` | the learning rate is too high, or the model is not sound |\n"

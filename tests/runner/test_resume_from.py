@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from samewise_runner_resuming import composed, trained
+from samewise_runner_resuming_space import CONFIGS
 from samewise_runner_resuming_space import TINY as SMALL
 from samewise_tiny import DIGITS
+
+from samewise.runner.config import check
+from samewise.runner.config.compose import compose
+from samewise.runner.config.project import Project
+from samewise.runner.errors import ConfigError
+from samewise.runner.records.folder import RunFolder
+from samewise.runner.training.build import build
 
 TINY = [*DIGITS, "model.width=8", "max_epochs=4", "checkpoint.every_steps=2"]
 
@@ -58,12 +68,89 @@ def test_what_is_told_as_best_is_a_checkpoint_of_its_own_by_each_monitor(tmp_pat
         assert (checkpoints / link).resolve().name == f"step-{best['step']:08d}"
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory) -> Path:
+    """A run of two steps of three an epoch, whose best checkpoint is not its last; its folder."""
+    folder = tmp_path_factory.mktemp("runs") / "first" / "0123456789ab"
+    trained(composed(*SMALL, "max_steps=2", "scheduler=one_cycle", "callbacks=early_stopping", "checkpoint.keep_last=2"), folder)
+    (folder / "checkpoints" / "best").unlink()
+    (folder / "checkpoints" / "best").symlink_to("step-00000001")
+    return folder
+
+
+def told(tmp_path: Path, *overrides: str) -> list[str]:
+    """What a continued run warns of, in one line each; nothing is written."""
+    folder = tmp_path / "run"
+    run = build(composed(*SMALL, *overrides), Project(Path.cwd()), RunFolder(folder))
+    assert not folder.exists()
+    return [f"{one.path}: {one.message}" for one in run.recorder.cautions]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [
+        (["max_steps=2"], "raise max_steps, to 3 or more"),
+        (["max_steps=1"], "raise max_steps, to 3 or more"),
+        (["max_steps=null", "max_epochs=1", "batch_size=32"], "raise max_epochs, to 3 or more"),
+        (["max_steps=2", "max_epochs=1", "batch_size=32"], "raise max_epochs, to 3 or more; raise max_steps, to 3 or more"),
+    ],
+)
+def test_where_nothing_is_left_to_train_it_says_what_to_raise(first, tmp_path, overrides, hint):
+    with pytest.raises(ConfigError, match="resume_from: nothing is left to train: the checkpoint was taken at step 2") as caught:
+        told(tmp_path, *overrides, f"resume_from={first}/checkpoints/latest")
+    assert caught.value.problems[0].hint == hint
+    assert caught.value.exit_code == 2
+
+
+def test_a_run_that_had_stopped_early_is_not_continued_in_an_empty_folder(tmp_path):
+    stops = [*SMALL, "callbacks=early_stopping", "callbacks.early_stopping.patience=1", "evaluate.every_steps=1", "optimizer.lr=20.0"]
+    trained(composed(*stops, "max_steps=4"), tmp_path / "first")
+    assert summary(tmp_path / "first")["stopped_early"]
+    again = composed(*stops, "max_steps=5", f"resume_from={tmp_path}/first/checkpoints/latest")
+    with pytest.raises(ConfigError, match="nothing is left to train: valid/loss has not improved") as caught:
+        trained(again, tmp_path / "again")
+    assert "patience" in caught.value.problems[0].hint
+    assert not (tmp_path / "again").exists()
+
+
+def test_other_lengths_than_those_of_the_checkpoint_are_told(first, tmp_path):
+    given = ["callbacks=early_stopping", f"resume_from={first}/checkpoints/step-00000001"]
+    assert told(tmp_path, *given, "scheduler=one_cycle", "max_steps=2") == [], "nothing has changed"
+    last = ["callbacks=early_stopping", f"resume_from={first}/checkpoints/step-00000002", "optimizer.lr=0.1"]
+    (longer,) = told(tmp_path, *last, "scheduler=cosine", "scheduler.unit=step", "max_steps=9", "max_epochs=5")
+    was, now = (0.05 * (1 + math.cos(math.pi * share)) for share in (1 / 2, 2 / 9))
+    assert longer.startswith(f"scheduler: made for 2 steps, 3 an epoch, as in that run, it gives a learning rate of {was:.3g} in step 2; ")
+    assert longer.endswith(f"; made for 9 steps, 3 an epoch, it goes on with {now:.3g}")
+    assert told(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5") == []
+    (other,) = told(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5", "batch_size=4")
+    assert other.startswith("resume_from: steps are counted, not epochs: the checkpoint's 1 steps were 0.33 epochs of 3 steps, and are 0.12 epochs of 8 steps")
+
+
+@pytest.mark.parametrize(("given", "step"), [("0123", 1), ("0123/last", 2), ("first", 1), ("first/last", 2), ("first/0123456789ab/last", 2)])
+@pytest.mark.parametrize("key", ["resume_from", "initialise.weights"])
+def test_a_run_is_named_as_everywhere(first, key, given, step):
+    cfg = compose([*SMALL, f"run_root={first.parent.parent}", f"{key}=run:{given}"], project=Project(Path.cwd(), configs=(CONFIGS,))).cfg
+    assert OmegaConf.select(cfg, key) == str(first / "checkpoints" / f"step-{step:08d}")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("0123", "resume_from=run:0123/last"), ("first", "resume_from=run:first/last"), ("run:fist", "did you mean 'first'?"), ("other", "RUN/checkpoints")],
+)
+def test_a_run_that_is_named_otherwise_is_pointed_at(first, given, said):
+    found = compose([*SMALL, f"run_root={first.parent.parent}", f"resume_from={given}"], project=Project(Path.cwd(), configs=(CONFIGS,)), strict=False)
+    (problem,) = [one for one in check.problems(found, found.project) if one.path == "resume_from"]
+    assert said in problem.hint
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_with_the_way_out(samewise, tmp_path):
     folder = train(samewise, tmp_path / "narrow", "max_steps=2")
     done = samewise("train", *TINY, f"run_root={tmp_path}/wide", "max_steps=3", "model.width=16", f"resume_from={folder}/checkpoints/latest")
     assert done.returncode == 2
     assert "resume_from: does not fit this experiment" in done.stderr
-    assert "initialise.weights" in done.stderr
+    way_out = f"initialise.weights={folder}/checkpoints/latest"
+    assert f"{way_out} takes the weights alone, those of other shapes left out with initialise.exclude=[PATTERN]" in done.stderr
+    assert not (tmp_path / "wide").exists()
 
 
 @pytest.mark.parametrize(("given", "hint"), [("nowhere", "RUN/checkpoints"), ("run", "step-00000004")])

@@ -15,6 +15,7 @@ from samewise.runner.config.schema import Experiment
 from samewise.runner.config.tree import at, flat
 from samewise.runner.errors import Problem, nearest
 from samewise.runner.processes.variables import VARIABLES
+from samewise.runner.records.found import matching
 
 Config = Mapping[str, Any]
 
@@ -169,13 +170,16 @@ def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
 
 def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
     given = cfg.get("resume_from")
-    if given is None:
+    if given is None or str(given).startswith("run:"):  # of a run that is not there, which is said already
         return
     folder = Path(str(given)).expanduser()
     if not (folder / "manifest.json").is_file():
         near = sorted((folder / "checkpoints").glob("step-*"))
         hint = f"resume_from={near[-1]}" if near else "a run keeps them in RUN/checkpoints"
-        yield Problem("resume_from", "is not the folder of a checkpoint", given, "RUN/checkpoints/step-00000040, or latest or best there", hint)
+        if not near and not folder.exists() and len(named := matching(str(given), run_root=Path(str(cfg.get("run_root"))).expanduser())) == 1:
+            hint = f"resume_from=run:{given}/last, that run's last checkpoint: {named[0].checkpoints / 'latest'}"
+        expected = "RUN/checkpoints/step-00000040, or latest or best there; or run:RUN, run:RUN/last"
+        yield Problem("resume_from", "is not the folder of a checkpoint", given, expected, hint)
 
 
 def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:

@@ -111,6 +111,14 @@ class Schedule(abc.ABC):
             # looked up each time: Optimizer.load_state_dict replaces the dicts
             _assign(self._optimizers[group.optimizer].param_groups[group.index], options)
 
+    def rates(self, step: int, span: Span) -> list[float]:
+        """The groups' learning rates at `step`, were training as long as `span`; none is set."""
+        own = self.span
+        self.attach(span, self._groups)
+        found = [float(self.at(step, dict(group.base), group)["lr"]) for group in self._groups]
+        self.attach(own, self._groups)
+        return found
+
     def needs(self) -> Mapping[str, int]:
         """By setting: how long training must be, in `unit`, for it to do what it says; those that always do are left out."""
         return {}

@@ -1,0 +1,56 @@
+"""A run that begins at another run's checkpoint (`resume_from`): whether anything is left to train, and what is not as it was there. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.optim.schedules.base import Schedule, Span
+from samewise.runner.records import shapes
+from samewise.runner.records.files import read_json
+
+
+def cautions(config: Any, schedule: Schedule) -> list[Problem]:
+    """What a person should know before such a run trains; nothing of one that begins by itself.
+
+    Args:
+        config: The resolved config, typed by `schema.Experiment`.
+        schedule: Attached to the optimizers, with the span of the whole training.
+
+    Raises:
+        ConfigError: nothing is left to train.
+    """
+    taken = config.resume_from and read_json(Path(config.resume_from).expanduser() / "manifest.json", shapes.MANIFEST)
+    if not taken:
+        return []
+    step, span = taken["step"], schedule.span
+    require_left(config, step, span)
+    then = Span(taken.get("steps_per_epoch", 0), taken.get("total_steps", 0))
+    if min(then.steps_per_epoch, then.total_steps, step) < 1:  # written by an earlier version
+        return []
+    found = list[Problem]()
+    if then.steps_per_epoch != span.steps_per_epoch:
+        was, now = (f"{round(step / one.steps_per_epoch, 2):g} epochs of {one.steps_per_epoch} steps" for one in (then, span))
+        words = f"steps are counted, not epochs: the checkpoint's {step} steps were {was}, and are {now} here; training goes on from there"
+        found.append(Problem("resume_from", words, hint="with the batch_size of that run it goes on in the same place"))
+    rates = zip(schedule.rates(step - 1, then), schedule.rates(step - 1, span), schedule.rates(step, span), strict=True)
+    if moved := next(((before, after) for before, same, after in rates if not math.isclose(before, same, rel_tol=1e-6)), None):
+        was, now = (f"{one.total_steps} steps, {one.steps_per_epoch} an epoch" for one in (then, span))
+        words = f"made for {was}, as in that run, it gives a learning rate of {moved[0]:.3g} in step {step}; made for {now}, it goes on with {moved[1]:.3g}"
+        found.append(Problem("scheduler", words, hint="scheduler=constant optimizer.lr=RATE trains on with a rate of your own"))
+    return found
+
+
+def require_left(config: Any, step: int, span: Span, reason: str | None = None) -> None:
+    """Raise a ConfigError unless steps are left after `step`; `reason` is a callback's to end there."""
+    hint = "raise callbacks.early_stopping.patience, or train without that callback"
+    if reason is None and step < span.total_steps:
+        return
+    if reason is None:
+        reason = f"the checkpoint was taken at step {step}, and training ends at step {span.total_steps}"
+        hint = f"raise max_epochs, to {step // span.steps_per_epoch + 1} or more" if step >= config.max_epochs * span.steps_per_epoch else ""
+        of_steps = f"raise max_steps, to {step + 1} or more" if config.max_steps is not None and step >= config.max_steps else ""
+        hint = "; ".join(filter(None, (hint, of_steps)))
+    raise ConfigError(Problem("resume_from", f"nothing is left to train: {reason}", config.resume_from, hint=hint))
