@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -66,7 +67,9 @@ class COCO(AnnotatedImages):
         labels = {number: number if category_ids == "keep" else place for place, number in enumerate(sorted(names), start=1)}
         count = max(labels.values(), default=0) + 1
         if category_ids == "dense" or (num_classes is not None and count > num_classes):
-            check_labels(count, num_classes, where=str(path), names=[names[number] for number in sorted(names)])
+            uses = Counter(number for one in content["annotations"] if isinstance(one, dict) and isinstance(number := one.get("category_id"), int))
+            files = {name: [f"category {number}"] * uses[number] for number, name in names.items()}
+            check_labels(count, num_classes, where=str(path), names=[names[number] for number in sorted(names)], files=files)
         classes = ["background", *(f"(unused {label})" for label in range(1, max(count, num_classes or 0)))]
         for number, label in labels.items():
             classes[label] = names[number]

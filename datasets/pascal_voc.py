@@ -76,8 +76,9 @@ class PascalVOC(AnnotatedImages):
         images_at, annotations_at = base / images_dir, base / annotations_dir
         files = _paired(images_at, annotations_at, drop=unannotated == "drop") if shares is not None else {}
         ids = _listed(base, split) if shares is None else in_split(list(files), split, shares, key=key, where=str(annotations_at))
-        names = list(classes) if classes is not None else _classes(annotations_at, files)
-        check_labels(len(names) + 1, num_classes, where=str(annotations_at), names=names)
+        found_in = _classes(annotations_at, files) if classes is None else {}
+        names = list(classes) if classes is not None else list(found_in)
+        check_labels(len(names) + 1, num_classes, where=str(annotations_at), names=names, files=found_in)
         labels = {name: label for label, name in enumerate(names, start=1)}
         images: list[Annotated] = []
         for number, one in enumerate(ids):
@@ -142,14 +143,15 @@ def _paired(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
     return {bare: found[bare] for bare in sorted(described)}
 
 
-def _classes(annotations: Path, known: Mapping[str, str]) -> list[str]:
-    """All classes of all annotations, not only of one split's, so that every split numbers them alike."""
-    found: set[str] = set()
+def _classes(annotations: Path, known: Mapping[str, str]) -> dict[str, list[str]]:
+    """All classes of all annotations, not only of one split's, so that every split numbers them alike: sorted, each with the file of each of its objects."""
+    found: dict[str, list[str]] = {}
     for number, path in enumerate([annotations / f"{name}.xml" for name in known] or sorted(annotations.glob("*.xml"))):
-        found.update(one.name for one in _parsed(path, path.stem, number)[1])
+        for one in _parsed(path, path.stem, number)[1]:
+            found.setdefault(one.name, []).append(path.name)
     if not found:
         raise DataError(Problem(str(annotations), "has no annotated objects", hint="set dataset.root=FOLDER"))
-    return sorted(found)
+    return dict(sorted(found.items()))
 
 
 def _parsed(path: Path, name: str, number: int, *, file: str | None = None) -> tuple[Annotated, list[_Object]]:

@@ -22,7 +22,7 @@ from samewise.recipes.parts.labelled_images import as_record, as_tensor, stacked
 from samewise.recipes.parts.losses import shares
 from samewise.recipes.parts.named_metrics import NamedMetrics
 from samewise.recipes.parts.test_time import check_kind, views
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, class_names
 
 
@@ -163,7 +163,8 @@ class Classification(Recipe):
         output = model(self.inputs(batch))
         if not isinstance(output, Tensor) or output.dim() != 2:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            hint = "auxiliary outputs are not trained: model.aux_logits=false" if hasattr(output, "aux_logits") or hasattr(output, "aux_logits1") else ""
+            has_more = hasattr(output, "aux_logits") or hasattr(output, "aux_logits1")
+            hint = "auxiliary outputs are not trained: model.aux_logits=false" if has_more else of_nothing(output)
             raise ConfigError(Problem("model", "does not return one row of logits for each image", form, "a tensor [batch, classes]", hint))
         if self.num_classes is not None and output.shape[1] != self.num_classes:
             reason = f"has {output.shape[1]} outputs, but the recipe has {self.num_classes} classes"

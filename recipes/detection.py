@@ -23,7 +23,7 @@ from samewise.datasets.parts.image_files import EXTENSIONS
 from samewise.recipes.parts import detection_pictures as pictures
 from samewise.recipes.parts.average_precision import AveragePrecision, Image
 from samewise.recipes.parts.pictures import thumbnails
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores, class_names
 
 
@@ -88,7 +88,7 @@ class Detection(Recipe):
         losses: Mapping[str, Tensor] = model(images, _targets(batch))
         if not isinstance(losses, Mapping) or not losses:
             words = "does not return a dict of losses in training"
-            raise ConfigError(Problem("model", words, type(losses).__name__, "a detector with torchvision's interface"))
+            raise ConfigError(Problem("model", words, type(losses).__name__, "a detector with torchvision's interface", of_nothing(losses)))
         parts = {name: loss.float() * len(images) for name, loss in losses.items()}
         total = torch.stack(list(parts.values())).sum()
         return Loss(total, count=len(images), parts={_short(name): part.detach() for name, part in parts.items()} if len(parts) > 1 else {})

@@ -17,7 +17,7 @@ from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.recipes.parts.si_sdr import best_assignment, in_order, pairwise_si_sdr, select_assigned, si_sdr
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
 from samewise.recipes.parts.tables import write_csv
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 
 _HEARD_S = 4.0
@@ -260,7 +260,7 @@ def _separated(model: nn.Module, mixture: Tensor, count: int | None) -> Tensor:
     wanted = [len(mixture), "speakers" if count is None else count, mixture.shape[1]]
     if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[0] != wanted[0] or output.shape[2] != wanted[2]:
         form = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(Problem("model", "does not return one signal per speaker, as long as the mixture", form, f"a tensor {wanted}"))
+        raise ConfigError(Problem("model", "does not return one signal per speaker, as long as the mixture", form, f"a tensor {wanted}", of_nothing(output)))
     if count is not None and output.shape[1] != count:
         reason = f"gives {output.shape[1]} signals, but the data set's mixtures have {count} speakers"
         raise ConfigError(Problem("model", reason, hint="set model.num_sources=${dataset.num_speakers}"))

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
 from samewise.recipes.parts import ctc, transcripts
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
 
 
@@ -155,7 +155,9 @@ class SpeechRecognition(Recipe):
         if not isinstance(output, Tensor) or output.dim() != 3 or output.shape[1] != len(self.letters) + 1:
             form = f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             expected = f"a tensor [batch, {len(self.letters) + 1}, frames], for the blank and {len(self.letters)} letters"
-            raise ConfigError(Problem("model", "does not return a score for every letter at every frame", form, expected, "set model.num_classes"))
+            raise ConfigError(
+                Problem("model", "does not return a score for every letter at every frame", form, expected, of_nothing(output) or "set model.num_classes")
+            )
         count: Any = _lengths_after_convolutions if measurer is None else lambda _, lengths: measurer.output_lengths(lengths)  # type: ignore[union-attr]
         if int(count(model, torch.tensor(features.shape[-1]))) != output.shape[-1]:
             hint = "give the model a method output_lengths(lengths)"

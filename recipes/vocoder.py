@@ -18,7 +18,7 @@ from samewise.datasets.transforms.vocoder_mel import VocoderMel
 from samewise.recipes.models.wavernn import WaveRNN, conditioning, speak, step
 from samewise.recipes.parts.amplitudes import Amplitudes, LogisticMixture, MuLaw, entropy
 from samewise.recipes.parts.sounds import save_spectrograms, save_wav
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
 from samewise.runner.interfaces import Batch, Form, Loss, Phase, Prediction, Recipe, Scores
 
 
@@ -170,7 +170,8 @@ class Vocoder(Recipe):
         wanted = [*target.shape, self.amplitudes.n_classes]
         if not isinstance(outputs, Tensor) or list(outputs.squeeze(1).shape) != wanted:
             form = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ConfigError(Problem("model", "does not return the outputs that the recipe reads", form, f"a tensor {wanted}", "set recipe.n_classes"))
+            hint = of_nothing(outputs) or "set recipe.n_classes"
+            raise ConfigError(Problem("model", "does not return the outputs that the recipe reads", form, f"a tensor {wanted}", hint))
         # One row for each sample: over (N, C, T) the gradient of cross-entropy is not deterministic on CUDA.
         flat = outputs.reshape(-1, self.amplitudes.n_classes)
         return self.amplitudes.surprise(flat.to(torch.promote_types(flat.dtype, torch.float32)), target.reshape(-1)).view(target.shape)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NoReturn
 
 from samewise.runner.commands import commands
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, close, describe, ends_are_told, nearest, traced
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, close, describe, ends_are_told, nearest, traced
 from samewise.runner.secrets import plain_output
 
 _INSTEAD = {
@@ -112,8 +112,24 @@ class Parser(argparse.ArgumentParser):
             return "give the same command again without it: it goes on where it was stopped"
         if len(name) == 2:
             return f"settings are written without dashes and whole: KEY={value}"
+        if "--sort" in options and name in ("--best", "--top", "--by", "--metric"):
+            return "--sort METRIC lists the best first, as --sort valid/accuracy"
         takes_settings = any(action.dest == "overrides" for action in self._actions)
-        return f"settings are written without dashes: {name.lstrip('-').replace('-', '_')}={value}" if takes_settings else ""
+        return f"settings are written without dashes: {self._setting(name.lstrip('-').replace('-', '_'), value)}" if takes_settings else ""
+
+    def _setting(self, key: str, value: str) -> str:
+        """`max_epochs=3` for `epochs` and `3`, as the overrides that are given compose."""
+        from samewise.runner.config import project
+        from samewise.runner.config.compose import compose
+
+        choices = [word for word in self.given if re.match(r"[a-z/]+=\w", word)]
+        try:
+            problems = compose([*choices, f"{key}={value}"], project=project.find(), strict=False).problems
+        except SamewiseError:
+            return f"{key}={value}"
+        hint = next((problem.hint for problem in problems if problem.path == key), "")
+        meant = re.match(r"did you mean '?([\w.]+)'?\?", hint)
+        return f"{meant[1] if meant else key}={value}"
 
 
 def _show(text: str) -> int:

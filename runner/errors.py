@@ -160,6 +160,11 @@ def limit_from(variable: str, usual: int) -> int:
     return usual if given is None else int(given)
 
 
+def of_nothing(output: object) -> str:
+    """The hint where a model returns None."""
+    return "its forward returns nothing: is the `return` missing?" if output is None else ""
+
+
 def require_positive(numbers: Mapping[str, int]) -> None:
     """Raise a ConfigError for the first of some settings, by their paths, that is not at least 1."""
     for path, value in numbers.items():

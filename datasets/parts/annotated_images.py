@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -190,14 +191,35 @@ def checked_box(box: list[float], *, where: str, width: int, height: int, empty:
     return box
 
 
-def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequence[str]) -> None:
-    """Raise a DataError unless there are `count` classes, the background among them, as the config says."""
+def check_labels(count: int, num_classes: int | None, *, where: str, names: Sequence[str], files: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+    """Raise a DataError unless there are `count` classes, the background among them, as the config says.
+
+    Args:
+        count: Of classes, with the background.
+        num_classes: What the config says.
+        where: The file or folder of the annotations, for the message.
+        names: The classes without the background.
+        files: Where each object of a class is, if known: a name is taken for misspelt where it is rare beside one that is like it.
+    """
     if num_classes is not None and count != num_classes:
         reason = f"has {count - 1} classes ({first_few(names, 12)}), with the background {count}"
-        near = [(name, others) for name in names if (others := sorted(get_close_matches(name, [other for other in names if other != name], 2)))]
-        explains = 0 < count - num_classes < len(near)  # of names that are alike, one at least is right
-        asked = f"is '{near[0][0]}' a misspelt {' or '.join(map(repr, near[0][1]))}? If not, " if explains else ""
+        near = _misspelt(names, {name: len(files[name]) for name in files})
+        explains = 0 < count - num_classes < len(near) + bool(files)  # of names that are alike, one at least is right; rare ones are all suspect
+        seen = f" ({first_few(sorted(set(files[near[0][0]])), 3)})" if explains and files.get(near[0][0]) else ""
+        asked = f"is '{near[0][0]}'{seen} a misspelt {' or '.join(map(repr, near[0][1]))}? If not, " if explains else ""
         raise DataError(Problem(where, reason, expected=f"{num_classes}, as dataset.num_classes says", hint=f"{asked}set dataset.num_classes={count}"))
+
+
+def _misspelt(names: Sequence[str], counts: Mapping[str, int]) -> list[tuple[str, list[str]]]:
+    """Names that may be misspelt, each with those that it is like: those that differ only by case first, then the rarest."""
+    found = list[tuple[str, list[str]]]()
+    for name in names:
+        others = [other for other in names if other != name and (not counts or counts[name] <= counts[other])]
+        twins = [other for other in others if other.lower() == name.lower()]
+        common = [other for other in others if not counts or 4 * counts[name] ** 2 <= counts[other]]  # one slip among four or more, ten among hundreds
+        if alike := twins or sorted(get_close_matches(name, common, 2)):
+            found.append((name, alike))
+    return sorted(found, key=lambda one: (one[0].lower() not in map(str.lower, one[1]), counts.get(one[0], 0)))
 
 
 def _require_files(folder: Path, names: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     require_writable("NAME", file.parent, hint="--config-dir FOLDER takes another folder of configs")
     text = as_experiment.write(wanted, project=project, head=head)
     as_experiment.put(text, file, wanted, name=args.name, project=project)
-    print(f"wrote {os.path.relpath(file)}\nnext:\n  samewise train experiment={args.name}")
+    options = [word for name, given in (("--package", args.package), ("--config-dir", args.config_dir)) for one in given for word in (name, one)]
+    print(f"wrote {os.path.relpath(file)}\nnext:\n  {shlex.join(['samewise', 'train', f'experiment={args.name}', *options])}")
     return 0
 
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _LINES = 10
 """Items of a list that are shown on the terminal."""
 
+_OF_FILES = re.compile(
+    r"\.(avi|bmp|flac|gif|html?|jpe?g|jsonl|log|md|mkv|mov|mp[34]|np[yz]|ogg|opus|parquet|pdf|pickle|pkl|png|svg|tiff?|toml|tsv|txt|wav|web[mp]|xlsx?|xml|ya?ml|zip)"
+)
+"""Endings of files, so that no folder of such a name is meant."""
+
 EXAMPLES = """examples:
   samewise predict 3f2a digit.png                       the most likely classes of an image
   samewise predict 3f2a street.jpg --weights ema        which objects are where, using the moving average of the weights
@@ -88,6 +93,10 @@ def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
 
     files = [path for path in given if path.suffix.lower() in SUFFIXES and not path.is_dir()]
     folders = [path for path in given if path not in files]
+    if wrong := [one for one in folders if _OF_FILES.fullmatch(one.suffix.lower()) and not one.is_dir()]:
+        hint = f"{wrong[0].with_suffix('.csv')} has all predictions in one file; {wrong[0].with_suffix('')} is a folder for pictures and sounds"
+        words = "has the ending of a file that predictions are not written to"
+        raise ConfigError(Problem("--output", words, str(wrong[0]), "a folder, NAME.csv or NAME.json", hint))
     if len(folders) > 1:
         raise ConfigError(Problem("--output", "takes one folder for pictures", [str(one) for one in folders], "a folder, and files that end in .json or .csv"))
     if form and not files:

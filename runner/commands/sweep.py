@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -77,7 +78,9 @@ def start(args: argparse.Namespace) -> int:
     project, wait = project_from(args), getattr(args, "wait", False)
     ready = carried_out.make_ready(args.overrides, project, run_root=getattr(args, "run_root", Path("runs")), trust=args.trust, wait=wait)
     if not ready.space.dimensions and not ready.space.seeds:
-        print("note: no override has several values (KEY=A,B), so this is a sweep of one run", file=sys.stderr)
+        listed = next((text for text in ready.given if re.fullmatch(r"[\w.]+=\[.*,.*\]", text)), "")
+        hint = f"; in a sweep values are separated by commas, without brackets: {re.sub(r'[][ ]', '', listed)}" if listed else ""
+        print(f"note: no override has several values (KEY=A,B), so this is a sweep of one run{hint}", file=sys.stderr)
     if getattr(args, "list", False):
         return _list(ready)
     is_done = carried_out.carry_out(ready, wait=wait, retry_failed=getattr(args, "retry_failed", False))

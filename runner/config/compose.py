@@ -21,7 +21,7 @@ from samewise.runner.config import header, monitors, other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import is_choice, problem_in_file
 from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
-from samewise.runner.config.loader import choices_in, config_loader, faults_in_files, groups, root_config, set_for_hydra, without_hydra
+from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, root_config, set_for_hydra, without_hydra
 from samewise.runner.config.origins import located
 from samewise.runner.config.override_text import read_overrides
 from samewise.runner.config.project import Project
@@ -127,7 +127,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     good = [str(override.input_line) for override in well]
     try:
         cfg = None if problems else root_config(loader, good)
-        if cfg is not None and _has_choice_among_values(cfg):
+        if cfg is not None and (chooses_several(cfg) or _has_choice_among_values(cfg)):
             cfg = None
     except faults.FAILURES:
         cfg = None

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import schema
+from samewise.runner.config.override_text import one_of_several
 from samewise.runner.config.types_in_words import expected_type, is_typed
 from samewise.runner.config.yaml_files import lines_of
 from samewise.runner.errors import Problem, close, first_line, nearest
@@ -124,6 +125,8 @@ class FileFaults:
         if group and "override" not in words and "@" not in given and named in self._chosen:
             words = "is chosen by samewise's config.yaml already, so this entry has to override it"
             return Problem(named, words, hint=f"write `- override /{named}: {_written(value)}`")
+        if problem := one_of_several(named, value):
+            return Problem(named, problem.message, value, hint=f"write `- override /{given.lstrip('/')}: {cast(list[Any], value)[0]}`, or another of them")
         for choice in cast(list[Any], value) if isinstance(value, list) else [value]:
             problem = self._wrong(named, choice)
             if problem:

@@ -17,13 +17,14 @@ import tarfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
 from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, returned_by, takes, within
 from samewise.runner.config.tree import plain
-from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, in_short, memory_asked_for, nearest
+from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, in_short, memory_asked_for, nearest, raised_at
 from samewise.runner.processes.memory import bounded
 
 LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
@@ -128,7 +129,7 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
     if not isinstance(target, str) or not re.fullmatch(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", target, re.ASCII):
         raise ConfigError(Problem(where, "is not the public name of a class or function", target, "a dotted name, such as torch.optim.SGD"))
     if not within(target, allowed):
-        raise ConfigError(_refusal(where, target, f"is outside the packages that a config may name for {describe_kinds(path)}", allowed))
+        raise ConfigError(_refusal(where, target, f"is outside the packages that a config may name for {describe_kinds(path)}", allowed, own))
 
     found: Any = None
     parts = target.split(".")
@@ -139,7 +140,7 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
         else:
             found = _attribute(found, part, target, where)
         if count > 1 and not _reachable(found, allowed):
-            raise ConfigError(_refusal(where, target, f"leaves the packages that a config may name, at '{name}'", allowed))
+            raise ConfigError(_refusal(where, target, f"leaves the packages that a config may name, at '{name}'", allowed, own))
     if not takes(path, found, own):
         raise ConfigError(_wrong_kind(where, target, found, path, own))
     return found
@@ -212,7 +213,7 @@ def _wrong_kind(where: str, target: str, found: Any, path: str, own: Sequence[st
     return Problem(where, f"is not {wanted}", target, f"a class that is {wanted}, or a function annotated to return one", hint)
 
 
-def _refusal(where: str, target: str, message: str, allowed: Sequence[str]) -> Problem:
+def _refusal(where: str, target: str, message: str, allowed: Sequence[str], own: Sequence[str]) -> Problem:
     expected = f"a class or function of {', '.join(allowed)}"
     if refused := _refused(target):
         return Problem(where, f"is of {refused}, which a config may not name: it {REFUSED[refused]}", target, expected)
@@ -226,11 +227,23 @@ def _refusal(where: str, target: str, message: str, allowed: Sequence[str]) -> P
     near = {f"{package}.{'.'.join(parts[package.count('.') + 1 :])}": head for package, head in heads.items() if get_close_matches(head, [package], cutoff=0.8)}
     if meant := get_close_matches(target, [name for name in near if not name.endswith(".") and name != target], n=1):
         return Problem(where, message, target, expected, f"did you mean '{meant[0]}'?")
+    if package := next((one for one in own if _has_module(one, parts[0])), ""):
+        return Problem(where, message, target, expected, f"did you mean '{package}.{target}'?")
     if parts[0] in sys.stdlib_module_names:
         return Problem(where, f"{message}: it is in Python's standard library, which has none", target, expected)
     meant = f'if you trust its code as your own: --package {parts[0]}, or packages = ["{parts[0]}"] under [tool.samewise] in pyproject.toml'
     own = "write a function in a package of yours that calls it, `def net(...) -> nn.Module:`, and declare that with --package NAME"
     return Problem(where, message, target, expected, own if parts[0] in ("torch", "torchvision", "torchaudio", "torchmetrics", "samewise") else meant)
+
+
+def _has_module(package: str, name: str) -> bool:
+    """Whether a declared package has such a module. Nothing of it is run, but the packages above it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    folders = (Path(folder) for folder in (spec.submodule_search_locations or () if spec else ()))
+    return any((folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file() for folder in folders)
 
 
 def _refused(name: Any) -> str:
@@ -247,8 +260,10 @@ def _failure(made: Callable[..., Any], path: str, error: Exception, named: Mappi
         sizes = {key: value for key, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)}
         largest = max(sizes, key=lambda key: abs(sizes[key]), default="")
         return Problem(f"{path}.{largest}" if largest else path, f"{_name(made)} {asked}", sizes.get(largest, ...), hint="make it smaller")
-    text = in_short(error) if str(error).strip() else ""
-    return Problem(path, f"{_name(made)} failed: {text or type(error).__name__}", expected="" if text else "arguments that it accepts")
+    text, where = in_short(error) if str(error).strip() else "", raised_at(error, anywhere=False)
+    if re.search(r"before Module\.__init__\(\) call|super\(\)\.__init__\(\) must be called|super-class __init__\(\) .*never called", text):
+        where = f"begin its __init__ with super().__init__(); {where}"
+    return Problem(path, f"{_name(made)} failed: {text or type(error).__name__}", expected="" if text else "arguments that it accepts", hint=where)
 
 
 def _arguments_near(error: Exception) -> Sequence[str]:

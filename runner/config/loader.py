@@ -25,6 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from samewise.runner.config.file_faults import FileFaults
+from samewise.runner.config.override_text import ONE_CHOICE
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.yaml_files import require_modest
@@ -133,6 +134,11 @@ def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:
 def choices_in(cfg: DictConfig) -> dict[str, str]:
     """The choice of each group in what `root_config` gave."""
     return {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice is not None and not str(group).startswith("hydra/")}
+
+
+def chooses_several(cfg: DictConfig) -> bool:
+    """Whether a list may have chosen several of a group of which one is chosen, in what `root_config` gave: Hydra then says of no choice what it is."""
+    return any(group not in cfg.hydra.runtime.choices for group in ONE_CHOICE)
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:

@@ -15,8 +15,12 @@ from hydra.errors import HydraException
 from samewise.runner.config import schema
 from samewise.runner.errors import Problem, first_line
 
-_LISTS = ("callbacks", "metrics")
-"""Groups of which several are chosen."""
+LISTS = ("callbacks", "metrics", "param_groups", "initialise")
+"""Groups of which several can be chosen: each choice adds to a mapping."""
+
+_ONE = ("experiment", "loss", "recipe", "model", "dataset", "transforms", "optimizer", "scheduler", "precision", "compile", "strategy")
+ONE_CHOICE = (*_ONE, "reproducibility", "checkpoint", "tracking", "launcher", "sweeper", "debug")
+"""Groups of which one is chosen: the values of several would be mixed into one component."""
 
 _PATTERN = re.compile(r"(\+*(?:[\w.]+\.)?(?:\w+_)?pattern)=([^'\"]+)")
 """A setting that is a regular expression, not quoted."""
@@ -35,8 +39,8 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
     """The overrides that can be read and name one point, and a problem for each other one."""
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
-    given, torn = _torn(given, parser)
-    problems += torn
+    given, split = torn(given, parser)
+    problems += split
     for text in given:
         if text.startswith("="):
             problems.append(Problem("", "this is not an override", text, "KEY=VALUE or GROUP=CHOICE", "write KEY=VALUE without spaces around the ="))
@@ -51,7 +55,7 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
         if override.is_sweep_override():
             key, values = override.key_or_group, override.get_value_string()
             hint = f"for a list write {'tracking.report_to' if key == 'tracking' else key}=[{values}]"
-            if key in schema.Experiment.__dataclass_fields__ and key not in (*_LISTS, "tracking", "activation_checkpointing"):
+            if key in schema.Experiment.__dataclass_fields__ and key not in (*LISTS, "tracking", "activation_checkpointing"):
                 hint = "`samewise sweep` trains each of them"
             problems.append(
                 Problem(override.key_or_group, "several values make a sweep; this command runs one experiment", override.get_value_string(), "one value", hint)
@@ -65,10 +69,26 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
     return good, problems
 
 
-def _torn(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
-    """The overrides less those that a shell has split at the spaces of a list (`metrics=[f1, auroc]`), and a problem for each of these."""
+def one_of_several(group: str, names: Any) -> Problem | None:
+    """The problem with a list of choices for a group of which one is chosen; None where there is none."""
+    if group not in ONE_CHOICE or not isinstance(names, list) or len(cast(list[Any], names)) < 2:
+        return None
+    hint = f"in a sweep values are separated by commas, without brackets: {group}={','.join(map(str, cast(list[Any], names)))}"
+    if group == "tracking":
+        hint = f"for several trackers write tracking.report_to=[{','.join(map(str, cast(list[Any], names)))}]"
+    return Problem(group, "takes one choice, not a list of several", names, "one choice", hint)
+
+
+def torn(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
+    """The overrides less those that a shell has split at the spaces of a list (`metrics=[f1, auroc]`, `seed=1, 2`), and a problem for each of these."""
     rest, whole, problems = list(given), list[str](), list[Problem]()
     while rest:
+        if (end := _end_of_values(rest)) > 1:
+            key = rest[0].partition("=")[0]
+            hint = f"write the values without spaces: {''.join(rest[:end])}"
+            problems.append(Problem(key, "the shell has split this at its spaces", " ".join(rest[:end]), "one argument", hint))
+            del rest[:end]
+            continue
         end = next((end for end in range(2, min(len(rest), _MOST_PARTS) + 1) if _is_torn(rest[:end], parser)), 1)
         if end > 1:
             joined = " ".join(rest[:end])
@@ -81,6 +101,16 @@ def _torn(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], lis
 
 
 _MOST_PARTS = 20
+
+
+def _end_of_values(parts: Sequence[str]) -> int:
+    """How many arguments are one override whose values are separated by commas and spaces (`seed=1, 2`); 1 where the first is whole."""
+    end = 1
+    while "=" in parts[0] and not re.search(r"[\[{(]", parts[0]) and end < len(parts):
+        if "=" in parts[end] or not (parts[end - 1].endswith(",") or parts[end].startswith(",")):
+            break
+        end += 1
+    return end
 
 
 def _is_torn(parts: Sequence[str], parser: OverridesParser) -> bool:

@@ -16,7 +16,7 @@ from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError
 
 from samewise.runner.config import schema
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
-from samewise.runner.config.override_text import read_overrides
+from samewise.runner.config.override_text import one_of_several, read_overrides
 from samewise.runner.config.tree import leaves, paths
 from samewise.runner.config.types_in_words import expected_type, is_typed
 from samewise.runner.errors import Problem, close, first_line, same_words
@@ -208,13 +208,20 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
         needed = field is not None and field.default is MISSING
         hint = f"`samewise list {group}` shows them" if needed else f"leave it out, or write ~{group} to remove the whole group"
         return Problem(group, "a choice is needed", value, "one of the group's choices", hint)
+    if problem := one_of_several(group, value):
+        return problem
     for name in value if isinstance(value, list) else [value]:
         if not isinstance(name, str) or name.removesuffix(".yaml") not in known:
             expected = f"one of: {', '.join(known)}" if len(known) <= 12 else f"a choice that `samewise list {group}` shows"
-            return Problem(
-                group, NO_SUCH_CHOICE, name, expected, _meant(f"{group}={name}") or _of_a_path(group, str(name)) or close(str(name).rpartition(".")[2], known)
-            )
+            return Problem(group, NO_SUCH_CHOICE, name, expected, _meant(f"{group}={name}") or _hint_for_choice(group, str(name), known))
     return None
+
+
+def _hint_for_choice(group: str, name: str, known: Sequence[str]) -> str:
+    here = Path().glob(f"*/{group}/{name}.yaml") if re.fullmatch(r"\w[\w/-]*", name) else ()
+    if file := next(iter(here), None):
+        return f"{file} is there, and its folder is not looked into: --config-dir {file.parts[0]}"
+    return _of_a_path(group, name) or close(name.rpartition(".")[2], known)
 
 
 def _meant(text: str) -> str:

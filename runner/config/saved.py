@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,15 @@ def config_in(file: Path, overrides: Sequence[str] = ()) -> Composed:
     problems += [problem for some in compose.settle(cfg, overrides) for problem in some]
     if problems:
         raise ConfigError(*problems)
-    label = " ".join(filter(None, (saved.label, compose.label_of(overrides))))
+    label = _joined(saved.label, compose.label_of(overrides))
     return dataclasses.replace(saved, cfg=cfg, overrides=tuple(overrides), label=label)
+
+
+def _joined(before: str, after: str) -> str:
+    """A label with what is overridden since: each key once, with its last value."""
+    words = re.split(r" (?=[\w.@/-]+=)", f"{before} {after}".strip())
+    last = {word.partition("=")[0]: number for number, word in enumerate(words)}
+    return " ".join(word for number, word in enumerate(words) if last[word.partition("=")[0]] == number)
 
 
 def answers(folder: RunFolder, cfg: DictConfig) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ def _located(file: str) -> list[Path]:
         hint = f"download it first, and put its SHA-256 into initialise.sha256; published weights have names: {', '.join(f'{one}NAME' for one in SOURCES)}"
         raise ConfigError(Problem(PATH, "is not a local file", file, "a path", hint))
     path = Path(file).expanduser()
+    if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
+        raise ConfigError(Problem(PATH, "is a run's folder, not a file of weights", str(file), hint=f"the run's best checkpoint is run:{file}"))
     paths = hugging_face.files_at(path)
     if paths[0].exists() and not paths[0].is_file():
         raise ConfigError(Problem(PATH, "is a pipe or a device, not a file of weights", str(file)))
@@ -116,6 +119,8 @@ def _located(file: str) -> list[Path]:
             if path.parent.is_dir()
             else f"the folder {path.parent} does not exist"
         )
+        if re.fullmatch(r"[0-9a-f]{4,64}(-\d+)?", str(file)):
+            hint = f"if it is the start of a run's fingerprint, write run:{file}"
         raise ConfigError(Problem(PATH, "the file does not exist", str(file), hint=hint))
     return paths
 

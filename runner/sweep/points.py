@@ -19,7 +19,7 @@ from samewise.runner.config import other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.compose import Composed, compose, dump_plain, label_of, settle
 from samewise.runner.config.fingerprint import fingerprint_of
-from samewise.runner.config.loader import choices_in, config_loader, groups, root_config, without_hydra
+from samewise.runner.config.loader import choices_in, chooses_several, config_loader, groups, root_config, without_hydra
 from samewise.runner.config.project import Project
 from samewise.runner.config.references import require_modest_references
 from samewise.runner.config.tree import flat, plain
@@ -59,6 +59,8 @@ class Composer:
     def _base(self, chosen: tuple[str, ...]) -> tuple[DictConfig, dict[str, str], list[other_choice.Change]]:
         if chosen not in self._bases:
             cfg = root_config(self._loader, chosen)
+            if chooses_several(cfg) and (problems := compose(chosen, project=self._project, strict=False).problems):
+                raise ConfigError(*problems)
             choices = choices_in(cfg)
             cfg = without_hydra(cfg)
             require_modest_references(cfg)

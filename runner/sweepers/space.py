@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from samewise.runner.config.loader import config_loader
-from samewise.runner.config.override_text import unreadable
+from samewise.runner.config.override_text import torn, unreadable
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 
@@ -134,7 +134,8 @@ def read_space(given: Sequence[str], *, project: Project) -> Space:
         ConfigError: an override cannot be read, or has no values.
     """
     parser = OverridesParser.create(config_loader=config_loader(project))
-    parts, problems = list[str | Dimension](), list[Problem]()
+    parts = list[str | Dimension]()
+    given, problems = torn(given, parser)
     for text in given:
         try:
             (override,) = parser.parse_overrides([text])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,7 +64,7 @@ def make_splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]
             continue
         stage = "train" if name == "train" else "eval"
         with streams.scope(cfg.seed, "dataset"):
-            dataset = make(f"dataset.{name}")
+            dataset = _made_of_root(make, f"dataset.{name}", plain(cfg.dataset[name]).get("root"))
         splits[name] = Split(name, dataset, _keyed(cfg, make, recipe, dataset, name, stage=stage))
     for name in ("train", "valid"):
         if name not in splits:
@@ -70,6 +72,28 @@ def make_splits(cfg: DictConfig, make: Make, recipe: Recipe) -> dict[str, Split]
         if not len(splits[name].dataset):
             raise DataError(Problem(f"dataset.{name}", "has no samples"))
     return splits
+
+
+def _made_of_root(make: Make, path: str, root: Any) -> Any:
+    """A data set; where it finds nothing because `root` leads elsewhere, the problem is that of `dataset.root`."""
+    try:
+        return make(path)
+    except DataError as error:
+        told = error.problems[0]
+        given, missing = Path(str(root)).expanduser(), Path(told.path)
+        if not isinstance(root, str) or "dataset.download" in told.hint or not missing.is_relative_to(given):
+            raise
+        if not given.exists():
+            above = next(folder for folder in given.absolute().parents if folder.is_dir())
+            first = given.absolute().relative_to(above).parts[0]
+            near = get_close_matches(first, [folder.name for folder in above.iterdir() if folder.is_dir()], n=1)
+            hint = f"did you mean {given.parent / near[0]}?" if near and above == given.absolute().parent else "set dataset.root=FOLDER"
+            raise DataError(Problem("dataset.root", "this folder does not exist", root, told.expected or "the folder of the data", hint)) from error
+        if not missing.exists() and (given.absolute().parent / missing.relative_to(given)).exists():
+            up = given.parent if given.name not in ("", "..") else given / ".."
+            words = f"holds no {missing.relative_to(given)}; the folder above it does"
+            raise DataError(Problem("dataset.root", words, root, "the folder of the data", f"dataset.root={up}")) from error
+        raise
 
 
 def _keyed(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, split: str, *, stage: str) -> KeyedDataset:

@@ -146,6 +146,29 @@ def test_a_misspelt_class_is_asked_about():
         check_labels(5, 4, where="Annotations", names=["GBC", "Platelets", "RBC", "WBC"])
 
 
+BLOOD = {"Platelets": ["a.xml"] * 361, "RBC": ["a.xml", "b.xml"] * 2000, "WBC": ["b.xml"] * 372}
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "meant"), [("rbc", ["x.xml"], "'RBC'"), ("WCB", ["x.xml", "x.xml", "y.xml"], "'WBC'"), ("wbc", ["x.xml"] * 90, "'WBC'")]
+)
+def test_the_rarest_name_is_the_suspect_and_its_file_is_named(name: str, files: list[str], meant: str):
+    found = {**BLOOD, name: files}
+    with pytest.raises(DataError, match=rf"hint: is '{name}' \(x\.xml.*\) a misspelt {meant}\? If not, set dataset\.num_classes=5"):
+        check_labels(5, 4, where="Annotations", names=sorted(found), files=found)
+
+
+def test_names_that_are_alike_and_frequent_are_no_misspelling():
+    with pytest.raises(DataError, match=r"hint: set dataset\.num_classes=4"):
+        check_labels(4, 3, where="Annotations", names=sorted(BLOOD), files=BLOOD)
+
+
+def test_one_file_with_another_spelling_is_named(root: Path):
+    annotate(root, "b", [("Cat", (10, 10, 20, 20))])
+    with pytest.raises(DataError, match=r"is 'Cat' \(b\.xml\) a misspelt 'cat'"):
+        PascalVOC(root=str(root), split="train", num_classes=4)
+
+
 def test_a_number_that_no_misspelling_explains_asks_about_none():
     with pytest.raises(DataError, match=r"hint: set dataset\.num_classes=4"):
         check_labels(4, 2, where="Annotations", names=["Platelets", "RBC", "WBC"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,6 +84,15 @@ def test_what_a_file_cannot_say_leaves_none(trained: sw.Trained, samewise: Run) 
     assert done.returncode == 2
     assert "optimizer.momentum" in done.stderr
     assert not Path("configs/experiment/without.yaml").exists()
+
+
+def test_the_next_command_is_whole(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my configs").mkdir()
+    done = samewise("new", "good", "--from", "resnet18_digits", "seed=2", "--config-dir", "my configs")
+    command = shlex.split(done.stdout.splitlines()[-1])
+    assert command == ["samewise", "train", "experiment=good", "--config-dir", "my configs"]
+    assert samewise("check", *command[2:], "--static").returncode == 0
 
 
 def test_without_a_folder_of_configs_it_says_how_to_have_one(samewise: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

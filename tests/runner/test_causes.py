@@ -1,0 +1,125 @@
+"""The first line of a message names the cause of a mistake, not what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from samewise.runner.errors import ConfigError
+from samewise.runner.optim.weights import load_weights
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+OF_MODELS = {
+    "lab.tdnn.TDNN": ("TDNN failed", "begin its __init__ with super().__init__(); raised at "),
+    "lab.tdnn.Mute": ("does not return one row of logits", "its forward returns nothing: is the `return` missing?"),
+    "tdnn.TDNN": ("outside the packages", "did you mean 'lab.tdnn.TDNN'?"),
+}
+
+TDNN = """
+import torch
+
+class TDNN(torch.nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        self.head = torch.nn.Linear(64, num_classes)
+
+class Mute(torch.nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(64, num_classes)
+
+    def forward(self, images):
+        self.head(images.flatten(1))
+"""
+
+
+@pytest.mark.parametrize("target", OF_MODELS)
+def test_a_mistake_in_a_model_of_ones_own_is_named(target: str, here: Path, samewise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    message, hint = OF_MODELS[target]
+    (here / "lab").mkdir()
+    (here / "lab" / "__init__.py").touch()
+    (here / "lab" / "tdnn.py").write_text(TDNN)
+    (here / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab"]\n')
+    monkeypatch.syspath_prepend(str(here))
+    given = ["dataset=digits", f"model={{_target_:{target},num_classes:10}}", "~model.shortcut", "~model.in_channels", "~model.width"]
+    first = samewise("check", *given, "tracking=none", "debug=tiny", "device=cpu").stderr.splitlines()[0]
+    assert message in first
+    assert hint in first.partition("hint: ")[2]
+
+
+def test_an_experiment_in_a_folder_that_is_not_looked_into_is_seen(here: Path, samewise: Callable[..., Any]) -> None:
+    (here / "configs" / "experiment").mkdir(parents=True)
+    (here / "configs" / "experiment" / "good.yaml").write_text("# @package _global_\n")
+    first = samewise("check", "experiment=good", "--static").stderr.splitlines()[0]
+    assert "configs/experiment/good.yaml is there" in first
+    assert first.endswith("--config-dir configs")
+    assert samewise("check", "experiment=good", "--static", "--config-dir", "configs").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("root", "first"),
+    [
+        ("../blod", "error: dataset.root: this folder does not exist; hint: did you mean ../blood?"),
+        ("../blood/JPEGImages", "error: dataset.root: holds no JPEGImages; the folder above it does; hint: dataset.root=../blood"),
+        ("../nowhere/blood", "error: dataset.root: this folder does not exist; hint: set dataset.root=FOLDER"),
+    ],
+)
+def test_a_root_that_is_not_the_folder_of_the_data_says_which_is(root: str, first: str, here: Path, samewise: Callable[..., Any]) -> None:
+    for folder in ("JPEGImages", "Annotations"):
+        (here / "blood" / folder).mkdir(parents=True)
+    (here / "lab").mkdir()
+    os.chdir(here / "lab")
+    given = ["dataset.images_dir=JPEGImages", "dataset.annotations_dir=Annotations", "recipe=detection", "model=retinanet_resnet18", "transforms=detection"]
+    done = samewise("check", "dataset=voc_folder", *given, f"dataset.root={root}", "tracking=none", "device=cpu")
+    assert done.stderr.splitlines()[0] == first, done.stderr
+
+
+def test_a_sweep_of_one_run_whose_override_has_brackets_says_how_values_are_written(here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("sweep", "experiment=resnet18_digits", "optimizer.lr=[0.1,0.2]", "--list")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].endswith("in a sweep values are separated by commas, without brackets: optimizer.lr=0.1,0.2")
+
+
+def test_each_group_takes_one_choice_or_several() -> None:
+    from samewise.runner.config.loader import ROOT, config_loader, text_of
+    from samewise.runner.config.override_text import LISTS, ONE_CHOICE
+    from samewise.runner.config.project import find
+
+    chosen = {key for entry in yaml.safe_load(text_of(config_loader(find()), ROOT))["defaults"] if isinstance(entry, dict) for key in entry}
+    assert {*LISTS, *ONE_CHOICE} == chosen - {"debug/sizes"}
+
+
+@pytest.mark.parametrize("ending", [".txt", ".jpg", ".png", ".tsv", ".xml"])
+def test_predictions_are_not_written_below_the_name_of_a_file(ending: str, here: Path, samewise: Callable[..., Any]) -> None:
+    done = samewise("predict", "e634", "image.png", "--out", f"x{ending}")
+    assert done.returncode == 2
+    assert "hint: x.csv has all predictions in one file; x is a folder" in done.stderr.splitlines()[0]
+    assert not (here / f"x{ending}").exists()
+
+
+def test_a_runs_folder_for_weights_is_told_to_be_called_a_run(here: Path) -> None:
+    (here / "opt" / "e634" / "checkpoints").mkdir(parents=True)
+    (here / "opt" / "e634" / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"is a run's folder.*run:opt/e634"):
+        load_weights(torch.nn.Linear(1, 1), "opt/e634", strict=True)
+
+
+def test_a_label_has_each_key_once_and_a_comparison_calls_absent_what_is_absent() -> None:
+    from samewise.runner.commands.diff import _shown
+    from samewise.runner.config.saved import _joined
+
+    assert _joined("max_epochs=2 model.name=a b seed=1", "max_epochs=4") == "model.name=a b seed=1 max_epochs=4"
+    assert _joined("", "seed=1") == "seed=1"
+    assert (_shown("???"), _shown(None), _shown("a")) == ("absent", "None", "'a'")
