@@ -41,9 +41,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         run = _chosen(list(argv))
         return run()
-    except BrokenPipeError:  # `samewise show | head`
-        sys.stderr.close()
-        return 0
     except BaseException as error:
         if debug:
             print(traced(error), end="", file=sys.stderr)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 import unicodedata
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Any, TextIO, cast
@@ -98,34 +100,62 @@ def plain_cell(value: Any) -> Any:
     return text
 
 
-class PlainStream:
-    """A stream that gives on what it is told, printable and without secrets."""
+class LastingStream:
+    """A stream that is silent once nobody reads it (`| head`, a terminal that is closed): what is done goes on, and ends as it would have."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
 
     def write(self, text: str) -> int:
-        lead = "\r" if text.startswith("\r") else ""  # a library's bar of a download begins its line anew
-        return self.raw.write(lead + printable(redact(text[len(lead) :])))
+        with self._unheard():
+            self.raw.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._unheard():
+            self.raw.flush()
+
+    @contextmanager
+    def _unheard(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.raw.fileno())  # what is written from now on, by whomever, and what Python has not written yet
+            os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
+
+
+class PlainStream(LastingStream):
+    """Such a stream that gives on what it is told, printable and without secrets."""
+
+    def write(self, text: str) -> int:
+        lead = "\r" if text.startswith("\r") else ""  # a library's bar of a download begins its line anew
+        return super().write(lead + printable(redact(text[len(lead) :])))
 
 
 @contextmanager
 def plain_output() -> Generator[None]:
     """All that is printed within goes through such streams."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, PlainStream(unfiltered(stream))) for stream in before)
+    within = tuple(PlainStream(stream.raw if isinstance(stream, PlainStream) else stream) for stream in before)
+    sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], within)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        for stream in within:
+            with suppress(OSError, ValueError):  # a full disk is told by Python, as it ends
+                stream.flush()
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """The stream itself, for who colours what is printable already."""
-    return stream.raw if isinstance(stream, PlainStream) else stream
+    """The stream for who colours what is printable already."""
+    return cast(TextIO, LastingStream(stream.raw if isinstance(stream, LastingStream) else stream))
 
 
 def _under(key: str, value: Any) -> Any:

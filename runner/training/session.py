@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -172,7 +172,8 @@ def _signals(run: Run) -> Generator[None]:
         if run.strategy.peers.stop_heard and number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGINT and run.strategy.peers.is_main:
-            os.write(2, b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n")  # no print: it may be interrupted in one
+            with suppress(OSError):  # Ctrl-C also ends what reads a pipe
+                os.write(2, b"\nCtrl-C: it finishes its step or evaluation and saves; once more, and it stops at once\n")  # a print may be what it interrupts
         run.strategy.peers.ask_stop(signal.Signals(number).name)
 
     with on_signals(SIGNALS, ask):
