@@ -20,7 +20,9 @@ from samewise.runner.config.tree import flat
 from samewise.runner.config.yaml_files import lines_of
 from samewise.runner.errors import Problem
 
-_SCHEMA, _OVERRIDE = "runner/config/schema.py", "override "
+OURS = "samewise's configs/"
+"""What the files begin with that are not the project's own."""
+_SCHEMA, _OVERRIDE = "samewise's runner/config/schema.py", "override "
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
     """The file or override that each value comes from: the last that sets it, in the order in which Hydra merges them.
 
     Returns:
-        Config path to `configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `runner/config/schema.py:157`, or `override seed=1`.
+        Config path to `samewise's configs/optimizer/sgd.yaml:3`, a project's own file with its whole path, `samewise's runner/config/schema.py:157`, or
+        `override seed=1`.
     """
     loader = config_loader(project, faults_in_files(config_loader(project)))
     defaults = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN)
@@ -74,7 +77,7 @@ def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iter
         package = default.package if default.package is not None else loaded.header["package"]
         lines = _lines_of_schema() if name == "schema" else lines_of(text_of(loader, name))
         own = loaded.provider in (PROJECT, GIVEN)
-        file = _SCHEMA if name == "schema" else f"{loaded.path.removeprefix('file://') if own else 'configs'}/{name}.yaml"
+        file = _SCHEMA if name == "schema" else f"{loaded.path.removeprefix('file://')}/{name}.yaml" if own else f"{OURS}{name}.yaml"
         for path, value in values_in(OmegaConf.to_container(loaded.config)):
             yield FileValue(name, f"{package}.{path}" if package else path, value, f"{file}:{lines[path]}" if path in lines else file)
 

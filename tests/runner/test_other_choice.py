@@ -189,7 +189,7 @@ def test_check_and_show_tell_of_it_and_strict_refuses_it(tmp_path: Path, monkeyp
     given = ["experiment=resnet18_digits", "scheduler=cosine", "device=cpu"]
     assert main(["check", "--static", "--json", *given]) == 0
     (note,) = json.loads(capsys.readouterr().out)["notes"]
-    assert "warning: configs/experiment/resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out" in note
+    assert "warning: samewise's configs/experiment/resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out" in note
     assert main(["check", "--strict", *given]) == 2
     assert capsys.readouterr().out.splitlines()[1:] == [f"  {note}"]
     assert main(["show", *given]) == 0

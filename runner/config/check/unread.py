@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.origins import located, origins, set_at
+from samewise.runner.config.origins import OURS, located, origins, set_at
 from samewise.runner.config.schema import SPLITS
 from samewise.runner.config.tree import at
 from samewise.runner.errors import Problem, close
@@ -38,7 +38,7 @@ def _unread(composed: Composed, *, alike: bool) -> list[Problem]:
     if not found or not users or composed.is_saved:
         return []
     set_by = origins(composed.overrides, project=composed.project)
-    return [problem for problem in found if not (set_at(problem.path, set_by) or "configs/").startswith("configs/")]
+    return [problem for problem in found if not (set_at(problem.path, set_by) or OURS).startswith(OURS)]
 
 
 def _candidates(whole: Any) -> Iterator[Problem]:
