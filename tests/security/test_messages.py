@@ -123,9 +123,10 @@ def test_a_metric_that_is_text_is_named(samewise: Callable[..., Any], tmp_path: 
 
 
 def test_a_folder_of_runs_is_told_with_its_own_name(samewise: Callable[..., Any], tmp_path: Any) -> None:
-    run = tmp_path / "elsewhere" / "one" / "0123"
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text("")
+    for fingerprint in ("0123", "4567"):
+        run = tmp_path / "elsewhere" / "one" / fingerprint
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text("")
     for given in (run.parent, run.parent.parent):
         done = samewise("eval", given)
         assert done.returncode == 2
