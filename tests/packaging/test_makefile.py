@@ -84,5 +84,5 @@ def test_a_selection_without_tests_is_a_failure(repository: Path, tmp_path: Path
 @pytest.mark.slow
 def test_the_type_check_looks_at_every_file_of_the_runner(repository: Path) -> None:
     command = [sys.executable, "-m", "pyright", "--project", ".package", "--outputjson"]
-    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=100, check=False)
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=400, check=False)
     assert json.loads(result.stdout)["summary"]["filesAnalyzed"] == len(list((repository / "runner").rglob("*.py")))
