@@ -162,14 +162,13 @@ def load(
         CheckpointError: it has no such checkpoint.
     """
     from samewise.runner.config import saved
-    from samewise.runner.processes.variables import prepare
 
     wanted: Any = run.folder if isinstance(run, Trained) else run
     if not isinstance(wanted, PATH):
         raise ConfigError(Problem("run", "is not a run", wanted, f"what samewise.train gave, or {saved.RUN}"))
     folder = saved.find(os.fspath(wanted), run_root=Path(run_root))
     composed = replace(saved.trusted_config_of(folder, overrides, trust=trust), project=project.find(packages=several(packages)))
-    prepare(composed.cfg.reproducibility)
+    set_variables(composed.cfg.reproducibility)
 
     from samewise.runner.records import checkpoint as checkpoints  # imports torch, which must come after the variables
     from samewise.runner.training.predictor import build_predictor
