@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python tests/oracle/drawn_convolutions.py SEED TRIALS
 
-Each that is wrong is printed with its form, and the counts at the end. Leave channels_last out (`--contiguous`) with several threads: oneDNN 6035 ends the process.
+Each that is wrong is printed with its form, and the counts at the end.
+Leave channels_last out (`--contiguous`) with several threads: oneDNN 6035 ends the process.
 """
 
 from __future__ import annotations
