@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python tests/oracle/drawn_convolutions.py SEED TRIALS
 
 Each that is wrong is printed with its form, and the counts at the end.
-Leave channels_last out (`--contiguous`) with several threads: oneDNN 6035 ends the process.
+In channels_last, oneDNN 6035 may end the process: `--contiguous` leaves that format out.
 """
 
 from __future__ import annotations
