@@ -12,24 +12,35 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import PurePath
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeGuard, cast
 
 HIDDEN = "***"
 
 _WORDS = (
-    r"(?:[\w.-]*[_.-])?(?:(?:pg)?password|passwd|passphrase|secret|secrets|(?:api|access|secret|private|account)[_-]?key|credentials?"
-    r"|shared[_-]?access[_-]?(?:key|signature))|[\w.-]*[_.-]pwd"
+    r"(?:[\w.-]*[_.-])?(?:(?:pg)?password|passwd|passphrase|secret|secrets|(?:api|access|secret|private|account|auth|signing|encryption)[_-]?key|credentials?"
+    r"|shared[_-]?access[_-]?(?:key|signature)|pw)|[\w.-]*[_.-](?:pwd|pass)"
 )
 _TOKENS = r"(?:[\w.-]*[_.-])?(?:access|auth|api|bearer|refresh|session|security|tracking|hf|github|gitlab)[_-]token"
 """Not `unk_token`, which is a word of a vocabulary."""
 _NAMES = rf"(?i:{_WORDS}|{_TOKENS}|(?:[\w.-]*\.)?token)|[A-Z0-9_]+_TOKEN"
 _KEY = re.compile(_NAMES)
+_WIDTH = re.compile(r"(?i:.*(?:pw|pass)\W+\d{1,4})")
+"""`pw` is the width of a patch, too, and `pass` a number."""
 _USER = re.compile(r"(\b[A-Za-z][\w+.-]*://)([^\s/@:'\"]*:(?!\d{1,5}/)[^\s'\"]*|[^\s/@'\"]+)(?=@)")
 """A password may hold a slash or an `@` that nobody has encoded; what follows a port is none."""
 _QUERY = re.compile(r"((?:[?&;=]|%3[BD]|%26)(?:[\w.%-]*[_.-])?(?:key|code|sig|signature|pwd|token)(?:=|%3D))((?:(?!%3B|%26)[^\s&;'\"])+)", re.IGNORECASE)
 """Also of ODBC's words in an address, encoded or not: `?odbc_connect=UID%3Dme%3BPWD%3D...`."""
 _HEADER = re.compile(r"((?i:\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+))([^\s'\",]+)")
-_GIVEN = re.compile(rf"((?<![\w.-])(?:--)?(?:{_NAMES})=['\"]?|['\"](?:{_NAMES})['\"]: *['\"]?|^\s*(?:{_NAMES}): *['\"]?)([^\s&'\",;}}\]]+)", re.MULTILINE)
+_GIVEN = re.compile(
+    rf"((?<![\w.-])(?:(?:--)?(?:{_NAMES})=|--(?:{_NAMES})(?:['\"],)?[ \t]+(?!-))['\"]?|['\"](?:{_NAMES})['\"]: *['\"]?|^\s*(?:{_NAMES}): *['\"]?)"
+    r"([^\s&'\",;}\]]+)",
+    re.MULTILINE,
+)
+_BARE = re.compile(
+    r"(?<![\w-])()(sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
+    r"|pypi-[\w-]{40,}|xox[a-z]-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{35}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*)"
+)
+"""Keys that tell themselves by how they begin, under whatever name or none."""
 _PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?s:.*?)(?=-----END [A-Z ]*PRIVATE KEY|\Z)")
 SECRET_FILES = (
     *(".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
@@ -47,7 +58,9 @@ def redact(text: str) -> str:
         text = _QUERY.sub(_starred, _USER.sub(_starred, text))
     if "uthorization" in text:
         text = _HEADER.sub(_starred, text)
-    return _GIVEN.sub(_starred, text) if _KEY.search(text) else text
+    if _KEY.search(text):
+        text = _GIVEN.sub(_starred, text)
+    return _BARE.sub(_starred, text)
 
 
 def redact_file(name: str, text: str) -> str:
@@ -77,7 +90,8 @@ def redact_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _under(str(key), part) for key, part in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [redact_values(part) for part in cast(Sequence[Any], value)]
+        parts = cast(Sequence[Any], value)
+        return [_under(before[2:], part) if _is_option(before) else redact_values(part) for before, part in zip((None, *parts), parts, strict=False)]
     return redact(value) if isinstance(value, str) else value
 
 
@@ -158,6 +172,10 @@ def unfiltered(stream: TextIO) -> TextIO:
     return cast(TextIO, LastingStream(stream.raw if isinstance(stream, LastingStream) else stream))
 
 
+def _is_option(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and value.startswith("--")
+
+
 def _under(key: str, value: Any) -> Any:
     if isinstance(value, str) and _KEY.fullmatch(key) and value not in _NOTHING:
         return HIDDEN
@@ -166,7 +184,7 @@ def _under(key: str, value: Any) -> Any:
 
 def _starred(found: re.Match[str]) -> str:
     before, value = found.groups()
-    return found[0] if value in _NOTHING or value.startswith("${") else before + HIDDEN
+    return found[0] if value in _NOTHING or value.startswith("${") or _WIDTH.fullmatch(found[0]) else before + HIDDEN
 
 
 def _spelled(one: str) -> str:

@@ -56,12 +56,18 @@ def run(args: argparse.Namespace) -> int:
         if args.open:
             webbrowser.open(uri)
         return 0
-    port = _port(args.port)
-    store_places.require(uri, trust=args.trust)
-    said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
-    server = subprocess.Popen(
-        _command(uri, port), env={**_environment(), "MLFLOW_BACKEND_STORE_URI": uri}, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said
-    )
+    with _listening(args.port) as listening:
+        port = listening.getsockname()[1]
+        store_places.require(uri, trust=args.trust)
+        said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
+        server = subprocess.Popen(
+            _command(uri, port),
+            env={**_environment(), "MLFLOW_BACKEND_STORE_URI": uri},
+            start_new_session=True,
+            stdin=listening.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
     try:
         address = f"http://{_HOST}:{port}"
         print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
@@ -78,17 +84,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _port(asked: int | None) -> int:
+def _listening(asked: int | None) -> socket.socket:
+    """A socket that the server inherits: from the moment that the port is chosen, nobody else on the machine can answer in its place."""
     if asked is not None and not 0 < asked < 65536:
         raise ConfigError(Problem("--port", "is not a valid port number", asked, "1 to 65535"))
     for port in (asked,) if asked is not None else (_USUAL_PORT, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((_HOST, port))
-            except OSError:
-                continue
-            return probe.getsockname()[1]
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # for the connections too: asyncio does not take it for a TCP socket
+        try:
+            listening.bind((_HOST, port))
+            listening.listen(100)
+        except OSError:
+            listening.close()
+            continue
+        return listening
     raise ConfigError(Problem("--port", "the port is taken", asked, "a free port", "leave out --port to use any free port"))
 
 
@@ -96,8 +106,8 @@ def _command(uri: str, port: int) -> list[str]:
     """The server's, without the store's address: anyone on the machine may list commands, and it may hold a password."""
     file = sqlite_file(uri)
     artifacts = ["--artifacts-destination", str(file.parent / "mlartifacts")] if file is not None else []
-    modules = ["--uvicorn-opts", f"--app-dir {os.devnull}"]  # else uvicorn imports what lies in the current folder
-    return [sys.executable, "-P", "-m", "mlflow", "server", *artifacts, *modules, "--host", _HOST, "--port", str(port), "--workers", "1"]
+    given = ["--uvicorn-opts", f"--fd 0 --app-dir {os.devnull}"]  # the socket; and else uvicorn imports what lies in the current folder
+    return [sys.executable, "-P", "-m", "mlflow", "server", *artifacts, *given, "--host", _HOST, "--port", str(port), "--workers", "1"]
 
 
 def _environment() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from samewise.runner.exports.card import card
 from samewise.runner.exports.compared import difference
 from samewise.runner.exports.operators import by_name
 from samewise.runner.exports.runtimes import Runtime, Truth, some, tried, tried_in
+from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
 from samewise.runner.records.files import open_to_read, read_json, write_json
@@ -165,11 +167,13 @@ def _as_written(form: formats.Format, truth: Truth, vectors: Mapping[str, Tensor
 
 
 def _is_altered(path: Path, files: Mapping[str, str]) -> str:
-    """That a file is not what was written, in words; empty where it is, or is missing."""
+    """That a file is not what was written, in words; empty where it is, or is missing. One that no memory holds is not read: no runtime could run it."""
     handle = open_to_read(path)
     if handle is None:
         return ""
     with handle:
+        if (size := os.fstat(handle.fileno()).st_size) > (free := free_memory()):
+            raise ConfigError(Problem(str(path), f"is not read: it has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"))
         is_other = hashlib.file_digest(handle, "sha256").hexdigest() != files.get(path.name)
     return f"{path.name} was altered since the export" if is_other else ""
 

@@ -50,6 +50,16 @@ TINY = ("experiment=resnet18_digits", "debug=tiny", "max_steps=2", "callbacks=no
         f"AccountName=a;AccountKey={SECRET};EndpointSuffix=x",
         f"PGPASSWORD={SECRET}",
         f"MYSQL_PWD={SECRET}",
+        f"python tool.py --token {SECRET} --seed 1",
+        f"--api-key '{SECRET}'",
+        f"['tool', '--password', '{SECRET}']",
+        f"pw={SECRET}",
+        f"mail.db_pass={SECRET}",
+        f"found sk-proj-{SECRET}Abcdefghij0123456789 in it",
+        f"hf_{SECRET}ABCDEFGHIJabcdefghij",
+        f"https://host/x/ghp_{SECRET}abcdefghijABCDEFGHIJ0123456789",
+        f"x: github_pat_{SECRET}_abcdefghijABCDEFGHIJ",
+        f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{SECRET}",
     ],
 )
 def test_secrets_are_told_by_their_place(text: str) -> None:
@@ -73,6 +83,13 @@ def test_secrets_are_told_by_their_place(text: str) -> None:
         "password=null",
         "seed=1",
         "monitor=loss",
+        "model.pw=16",
+        "first_pass=1",
+        "pass: all of it",
+        "sk-learn-baseline-of-the-experiment",
+        "hf_transfer",
+        "--token --seed",
+        "needs --trust",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -84,6 +101,8 @@ def test_values_are_hidden_by_their_key() -> None:
     told = redact_values({"a": {"access_token": SECRET, "n": [f"http://u:{SECRET}@h"]}, "secret": SECRET, "password": None})
     assert SECRET not in str(told)
     assert told["password"] is None
+    assert redact_values({"pw": SECRET, "patch": {"pw": 16}}) == {"pw": "***", "patch": {"pw": 16}}
+    assert redact_values(["x", "--token", SECRET, "--seed", "1"]) == ["x", "--token", "***", "--seed", "1"]
 
 
 def test_a_value_is_hidden_by_the_path_that_it_is_told_with() -> None:
