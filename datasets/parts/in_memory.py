@@ -51,7 +51,7 @@ class InMemoryImages(Dataset[dict[str, Any]], abc.ABC):
     def _fetch(self, indices: Sequence[int]) -> Batch:
         """`{"image": uint8[B, C, H, W], "label": int64[B]}`, copies."""
         chosen = torch.from_numpy(np.fromiter(indices, dtype=np.int64, count=len(indices)))  # ten times as quick as torch.as_tensor
-        return {"image": self._images[chosen], "label": self._labels[chosen]}
+        return {"image": self._images.index_select(0, chosen), "label": self._labels.index_select(0, chosen)}
 
     def fingerprint(self) -> str:
         """32 hex digits of what the samples are: every pixel, every label, and the classes' names."""

@@ -18,6 +18,8 @@ class ToFloat(ImageTransform):
     """uint8 in [0, 255] to float32 in [0, 1]; floating-point images stay as they are."""
 
     def change(self, images: Tensor, choices: dict[str, Tensor]) -> Tensor:
+        if images.dtype is torch.uint8:  # torchvision's arithmetic, without the questions that it asks first
+            return images.to(torch.float32).mul_(1.0 / 255)
         return images if images.is_floating_point() else functional.to_dtype_image(images, torch.float32, scale=True)
 
 

@@ -17,7 +17,9 @@ def as_record(sample: Any) -> Mapping[str, Any]:
     Raises:
         DataError: it is neither.
     """
-    if (type(sample) is dict or isinstance(sample, Mapping)) and "image" in sample and "label" in sample:
+    if type(sample) is tuple and len(sample) == 2:  # before it is asked whether it is a mapping, which takes longer
+        return {"image": sample[0], "label": sample[1]}
+    if isinstance(sample, Mapping) and "image" in sample and "label" in sample:
         return sample
     if isinstance(sample, tuple | list) and len(sample) == 2:
         return {"image": sample[0], "label": sample[1]}
@@ -54,9 +56,9 @@ def stacked(images: Sequence[Tensor]) -> Tensor:
     Raises:
         DataError: they differ.
     """
-    if len(types := sorted({str(image.dtype) for image in images})) > 1:  # torch would take bytes for numbers from 0 to 1
+    if len(types := {image.dtype for image in images}) > 1:  # torch would take bytes for numbers from 0 to 1
         hint = "store them alike, or have a sample transform make them float: torchvision.transforms.v2.ToDtype with scale=true"
-        raise DataError(Problem("transforms", "the images of a batch are of several types", ", ".join(types), "images of one type", hint))
+        raise DataError(Problem("transforms", "the images of a batch are of several types", ", ".join(sorted(map(str, types))), "images of one type", hint))
     try:
         return torch.stack(list(images))
     except RuntimeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from samewise.runner.errors import ConfigError, Problem
 
@@ -23,7 +24,7 @@ class Plan:
             expected, hint = f"at most {self.samples}", "set loader.drop_last=false to train on smaller batches"
             raise ConfigError(Problem("batch_size", reason, self.batch_size, expected, hint))
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         whole, rest = divmod(self.samples, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
@@ -35,7 +36,7 @@ class Plan:
         size = min(self.batch_size, self.samples - first)
         return epoch, first + micro_batch * size // self.micro_batches, first + (micro_batch + 1) * size // self.micro_batches
 
-    @property
+    @cached_property
     def fills_all(self) -> bool:
         """Whether every micro-batch of every step has samples: the last of an epoch may be too small for that."""
         return self.drop_last or self.samples % self.batch_size == 0 or self.samples % self.batch_size >= self.micro_batches

@@ -31,5 +31,5 @@ def _loaded(run: Run, steps: range, send: Callable[[Batch], Callable[[], Batch]]
     )
     batches = iter(loader)
     for step in steps:
-        numbers = [number for number in mine if not run.plan.is_empty(step, number)]
+        numbers = mine if run.plan.fills_all else [number for number in mine if not run.plan.is_empty(step, number)]
         yield [MicroBatch(number, batch, send(batch) if send else None) for number, batch in zip(numbers, batches, strict=False)]

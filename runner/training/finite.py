@@ -30,7 +30,7 @@ def largest(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 def require_finite_step(
-    run: Run, losses: Mapping[str, float], norm: float, gradients: Sequence[Tensor | None], explain: Sequence[Callable[[], None]] = ()
+    run: Run, losses: Mapping[str, float], norm: float, gradients: Sequence[Tensor | None] | None = None, explain: Sequence[Callable[[], None]] = ()
 ) -> None:
     """Raise before the last optimizer of a step steps where a loss is not finite, or a gradient that float16's loss scale does not account for.
 
@@ -38,7 +38,7 @@ def require_finite_step(
         run: It is at the step.
         losses: Of a phase, by name.
         norm: Its gradients' 2-norm.
-        gradients: Of all of the model's parameters, in order, or what `largest` made of them.
+        gradients: What `largest` made of those of all of the model's parameters, in order; None: those that are there.
         explain: Each raises what a recipe knows of a loss that is not finite.
 
     Raises:
@@ -50,7 +50,8 @@ def require_finite_step(
         for one in explain:
             one()
     if not wrong and not math.isfinite(norm) and not run.precision.may_overflow():
-        names = not_finite((name, gradient) for (name, _), gradient in zip(run.model.named_parameters(), gradients, strict=True))
+        held = [one.grad for one in run.parameters] if gradients is None else gradients
+        names = not_finite((name, gradient) for (name, _), gradient in zip(run.model.named_parameters(), held, strict=True))
         if names:
             wrong = f"the gradient of {names[0]} is"
         elif run.clip_norm is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +32,12 @@ class TrainingPhase:
     waiting: Sequence[Waiting] = ()
     """What is trained later, by the step from which on it is, the next first."""
 
-    @contextmanager
-    def training(self, step: int) -> Generator[None]:
+    def training(self, step: int) -> AbstractContextManager[None]:
         """Within it only the phase's own parameters that are trained at a step gather gradients: the others' would be computed to be thrown away."""
-        now = next((one for one in self.waiting if step < one.until), None)
-        with meanwhile_frozen([*self.others, *(now.parameters if now else ())], now.layers if now else ()):
-            yield
+        now = next((one for one in self.waiting if step < one.until), None) if self.waiting else None
+        if not now and not self.others:
+            return nullcontext()
+        return meanwhile_frozen([*self.others, *(now.parameters if now else ())], now.layers if now else ())
 
     def learning_rates(self) -> list[float]:
         """Of its parameter groups, without repeats, in order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,22 +15,21 @@ from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.run import Run
 
 
-@dataclass(frozen=True)
-class _Unread:
+class _Unread(NamedTuple):
     """What a phase came to, of which nobody has read anything yet.
 
     Args:
         phase: It.
         tally: What its losses came to.
         norm: Its gradients' 2-norm, float[].
-        gradients: Of all of the model's parameters, in order, or what `largest` made of them.
+        gradients: What `largest` made of those of all of the model's parameters, in order; None: they are still there.
         explain: Each raises what the recipe knows of a loss that is not finite.
     """
 
     phase: TrainingPhase
     tally: Tally
     norm: Tensor
-    gradients: Sequence[Tensor | None]
+    gradients: Sequence[Tensor | None] | None
     explain: Sequence[Callable[[], None]]
 
 
@@ -50,9 +49,8 @@ class Readings:
             TrainingError: a loss or gradient that was read is not finite.
         """
         reads = phase is self._run.phases[-1] or self._run.strategy.device.type == "cpu"
-        gradients = [one.grad for one in self._run.parameters]
-        explain = [one.explain for one in micro_batches if one.explain]
-        self._unread.append(_Unread(phase, tally, norm, gradients if reads else largest(gradients), explain))
+        gradients = None if reads else largest([one.grad for one in self._run.parameters])
+        self._unread.append(_Unread(phase, tally, norm, gradients, [one.explain for one in micro_batches if one.explain]))
         if reads:
             self._read()
 
@@ -70,5 +68,5 @@ class Readings:
 
     def outcome(self) -> Outcome:
         """Of the step that the run has just done."""
-        batch, inputs = (combine([digests[place] for digests in self._seen]) for place in (0, 1))
+        batch, inputs = map(combine, zip(*self._seen, strict=True)) if self._seen else (0, 0)
         return Outcome(self._run.step, self._losses, self._count, self._norms, batch, inputs)

@@ -65,4 +65,7 @@ class Recorder:
 
     def stop_reason(self) -> str | None:
         """What a callback gives as a reason to end training."""
-        return next((reason for callback in self.callbacks.values() if (reason := callback.stop_reason())), None)
+        for callback in self.callbacks.values():
+            if reason := callback.stop_reason():
+                return reason
+        return None
