@@ -132,7 +132,7 @@ def _of_model(run: Run, cores: int) -> Iterator[str]:
         yield "compile=default"
     if str(cfg.memory_format) == "contiguous" and any(isinstance(one, nn.Conv2d) for one in run.model.modules()):
         yield "memory_format=channels_last"
-    if not cuda and cfg.reproducibility.threads < cores:
+    if not cuda and cfg.reproducibility.threads != cores:
         yield f"reproducibility.threads={cores}"
 
 
