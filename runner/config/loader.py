@@ -12,6 +12,7 @@ from typing import Any, cast
 import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
@@ -19,8 +20,9 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -39,7 +41,19 @@ PROJECT, GIVEN = "project", "given"
 """Whose folder of configs: the project's own, or one that --config-dir names, which may be a stranger's."""
 
 
-class FileConfigSource(file_config_source.FileConfigSource):
+class _Inside(ConfigSource):
+    """Finds configs in its own folder alone: by `..`, or from the root, a file of one folder would have another's read as if it lay in a third."""
+
+    def is_config(self, config_path: str) -> bool:
+        source: Any = super()
+        return _is_inside(config_path) and source.is_config(config_path)
+
+    def is_group(self, config_path: str) -> bool:
+        source: Any = super()
+        return _is_inside(config_path) and source.is_group(config_path)
+
+
+class FileConfigSource(_Inside, file_config_source.FileConfigSource):
     """Hydra's own, with limits; of its name, or Hydra would not take it for the same where a program uses Hydra itself too."""
 
     faults: FileFaults | None = None
@@ -58,7 +72,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
             return ConfigResult(self.provider, f"{self.scheme()}://{self.path}", OmegaConf.create({}), {"package": "_global_"})
 
 
-class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):
+class ImportlibResourcesConfigSource(_Inside, importlib_resources_config_source.ImportlibResourcesConfigSource):
     """Hydra's own, of its name too; a file of a package is parsed once: that is a quarter of the time to compose, which a process does many times."""
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -66,6 +80,13 @@ class ImportlibResourcesConfigSource(importlib_resources_config_source.Importlib
         if key not in _PARSED:
             _PARSED[key] = pickle.dumps(super().load_config(config_path), pickle.HIGHEST_PROTOCOL)
         return pickle.loads(_PARSED[key])
+
+
+class _Loader(ConfigLoaderImpl):
+    """Hydra's own, but for `hydra.searchpath`, by which a config file would have it look elsewhere and import packages; `set_for_hydra` tells of it."""
+
+    def _process_config_searchpath(self, config_name: str | None, parsed_overrides: list[Override], repo: CachingConfigRepository) -> None:
+        pass
 
 
 _PARSED = dict[tuple[str, str, str], bytes]()
@@ -92,11 +113,15 @@ def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigL
         path.append(GIVEN if folder in project.given else PROJECT, f"file://{folder}")
     path.append("main", "pkg://samewise.configs")
     path.append("schema", "structured://")
-    loader = ConfigLoaderImpl(path)
+    loader = _Loader(path)
     for source in loader.get_sources():
         if isinstance(source, FileConfigSource):
             source.faults = faults
     return loader
+
+
+def _is_inside(config_path: str) -> bool:
+    return not config_path.startswith("/") and ".." not in config_path.split("/")
 
 
 def text_of(loader: ConfigLoaderImpl, config: str) -> str:

@@ -86,6 +86,46 @@ def test_a_saved_config_reads_no_variable(theirs: Callable[[str], Path], tmp_pat
         assert "config.yaml" in str(caught.value)
 
 
+ELSEWHERE = ["../../received/other/y", "/../received/other/y", "/{}/received/other/y", "/experiment/../../received/other/y"]
+"""Another of a stranger's files, by ways that lead to it from the project's own folder of configs, whose files may say more."""
+
+
+@pytest.mark.parametrize("entry", ELSEWHERE)
+def test_a_config_file_of_others_has_none_read_from_elsewhere(entry: str, samewise: Callable[..., Any], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MINE", SECRET)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "own"\n')
+    for folder in ("own/experiment", "received/experiment", "received/other"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "received" / "other" / "y.yaml").write_text("# @package _global_\nname: ${oc.env:MINE}\n")
+    (tmp_path / "received" / "experiment" / "x.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - resnet18_digits\n  - {entry.format(tmp_path)}@_global_\n  - _self_\n"
+    )
+    done = samewise("show", "experiment=x", "--config-dir", "received")
+    assert done.returncode == 2, done.stdout
+    assert SECRET not in done.stdout + done.stderr
+    assert "x.yaml:4: " in done.stderr
+    assert "no such group" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["pkg://stranger_here", "file://{}/more"])
+def test_a_config_file_has_hydra_look_nowhere_else(where: str, repository: Path, samewise: Callable[..., Any], theirs, tmp_path: Path, monkeypatch) -> None:
+    """Hydra imports a package to look for configs in it, before anybody can refuse that."""
+    (tmp_path / "stranger_here.py").write_text("import pathlib\npathlib.Path(__file__).with_name('mark').touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "more" / "experiment").mkdir(parents=True)
+    (tmp_path / "more" / "experiment" / "z.yaml").write_text("# @package _global_\nname: ${oc.env:MINE}\n")
+    folder = theirs("")
+    root = (repository / "configs" / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(f"{root}\nhydra: {{searchpath: ['{where.format(tmp_path)}']}}\n")
+    for experiment in ("x", "z"):
+        done = samewise("show", f"experiment={experiment}", "--config-dir", folder)
+        assert done.returncode == 2
+        assert "hydra.searchpath" in done.stderr or "no such choice" in done.stderr
+        assert SECRET not in done.stdout + done.stderr
+    assert not (tmp_path / "mark").exists()
+
+
 BOMBS = {
     "aliases": "a: &a [" + "x, " * 9 + "x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
     "aliases of a long text": f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n",
