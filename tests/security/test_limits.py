@@ -160,6 +160,8 @@ COMMANDS = {
     "kubernetes image": ("kubernetes", "launcher:\n  image: stranger/x\n", "launcher.image"),
     "kubernetes host path": ("kubernetes", "launcher:\n  volumes: {/host: /}\n", "launcher.volumes./host"),
     "kubernetes pod": ("kubernetes", "launcher:\n  pod: {hostPID: 'true'}\n", "launcher.pod.hostPID"),
+    "kubernetes switch": ("kubernetes", "launcher:\n  pod: {hostPID: true}\n", "launcher.pod.hostPID"),
+    "kubernetes variable that is a number": ("kubernetes", "launcher:\n  env: {SAMEWISE_TRUST_MODEL: 1}\n", "launcher.env.SAMEWISE_TRUST_MODEL"),
     "ray address": ("ray", "launcher:\n  address: http://stranger:1\n", "launcher.address"),
 }
 
@@ -184,6 +186,14 @@ def test_what_a_launcher_runs_does_not_come_from_an_experiment(kind: str, own: P
     assert "of_others.yaml" not in found[0].message
     meant = shlex.split(found[0].hint)[-1]
     assert not problems(compose(["experiment=of_others", meant], project=project), project)
+
+
+def test_an_experiment_in_a_folder_called_launcher_is_no_launcher(own: Path) -> None:
+    (own / "experiment" / "launcher").mkdir()
+    text = "# @package _global_\ndefaults:\n  - /experiment/resnet18_digits\n  - override /launcher: slurm\nlauncher:\n  setup: [touch mark]\n"
+    (own / "experiment" / "launcher" / "x.yaml").write_text(text)
+    project = Project(own, configs=(own,))
+    assert [problem.path for problem in problems(compose(["experiment=launcher/x"], project=project), project)] == ["launcher.setup.0"]
 
 
 def test_it_comes_from_the_command_line_or_from_the_projects_own_launcher(own: Path) -> None:

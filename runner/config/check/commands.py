@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.origins import origins
+from samewise.runner.config.origins import OURS, origins
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import flat, plain
 from samewise.runner.errors import Problem
 
-HARMLESS = ("_target_", "partition", "time", "account", "qos", "mem", "memory", "namespace", "gpus", "gpu_resource")
-"""Words of a launcher's that name a part of a cluster or a size, and run nothing."""
+HARMLESS = ("_target_", "partition", "time", "account", "qos", "mem", "memory", "namespace", "gpus", "gpu_resource", "resources")
+"""Settings of a launcher that name a part of a cluster or a size, and run nothing. Others that are no single number or switch may (`pod: {hostPID: true}`)."""
 
 
 def problems(composed: Composed, project: Project) -> list[Problem]:
@@ -24,7 +24,8 @@ def problems(composed: Composed, project: Project) -> list[Problem]:
 
 
 def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
-    told = {path: value for path, value in flat(plain(composed.cfg.launcher) or {}) if isinstance(value, str) and path.partition(".")[0] not in HARMLESS}
+    given = flat(plain(composed.cfg.launcher) or {})
+    told = {path: value for path, value in given if (isinstance(value, str) or "." in path) and path.partition(".")[0] not in HARMLESS}
     where = origins(composed.overrides, project=project) if told else {}
     for path, value in told.items():
         origin, name = where.get(f"launcher.{path}", ""), path.partition(".")[0]
@@ -59,5 +60,5 @@ def _as_override(value: Any) -> str:
 def _is_yours(origin: str, project: Project) -> bool:
     if origin.startswith("override "):
         return True
-    file = Path(origin)
-    return file.parent.name == "launcher" and not any(file.is_relative_to(folder) for folder in project.given)
+    file = Path(origin.rpartition(":")[0])
+    return origin.startswith(f"{OURS}launcher/") or file.parent in [folder / "launcher" for folder in project.configs if folder not in project.given]
