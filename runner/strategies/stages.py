@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import operator
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -72,6 +73,10 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
 
 def _require_names(model: nn.Module, split: Sequence[str]) -> None:
     known = [name for name, _ in model.named_modules() if name]
+    of_values = (name for named in (model.named_parameters, model.named_buffers) for name, _ in named())
+    if strange := next((name for name in (*known, *of_values) if not re.fullmatch(r"[\w.-]+", name)), None):
+        expected = "letters, digits, _ and -: torch.fx writes names into code that it compiles"
+        raise ConfigError(Problem("model", "has a part whose name the model cannot be cut with", strange, expected))
     whole = [name for name, module in model.named_modules() if is_recomputed(module)]
     for name in split:
         if name not in known:

@@ -45,6 +45,38 @@ except Exception as error:
     os._exit(1)
 os._exit(0)
 """
+CALLS = """
+import os, sys
+import torch.distributed as dist
+from torch._C._distributed_rpc import TensorPipeAgent
+from torch.distributed import autograd, rpc
+from torch.distributed.rpc import api
+from samewise.runner.strategies.rpc import seal_calls
+
+class Attack:
+    def __reduce__(self):
+        return os.system, (f"touch {sys.argv[3]}",)
+
+rank, address = int(sys.argv[1]), sys.argv[2]
+store = dist.HashStore()  # of this process alone: it says of the other what this process wants
+for one in (0, 1):
+    store.set(f"names/{one}", f"rank{one}")
+    store.set(f"addrs/rank{one}", address)
+seal_calls()
+autograd._init(rank)
+agent = TensorPipeAgent(store, f"rank{rank}", rank, 2, rpc.TensorPipeRpcBackendOptions(rpc_timeout=20, init_method="env://"), {}, [])
+api._set_and_start_rpc_agent(agent)
+api._init_rpc_states(agent)
+if rank == 0:
+    print(store.get("addrs/rank0").decode(), flush=True)
+    sys.stdin.read()
+else:
+    try:
+        print(rpc.rpc_sync("rank0", abs, args=(Attack(),), timeout=20), flush=True)
+    except Exception as error:
+        print(error, flush=True)
+os._exit(0)
+"""
 
 
 class Attack:
@@ -83,6 +115,26 @@ def test_what_a_stranger_says_in_a_rank_s_place_is_not_unpickled(tmp_path, clean
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("guess", ["another", pytest.param("the secret", marks=pytest.mark.slow)])
+def test_a_stranger_s_remote_call_is_not_unpickled(tmp_path, clean_environment, guess) -> None:
+    """strategy=rpc takes calls at a port, to which whoever is on the machine can connect."""
+    more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TP_SOCKET_IFNAME": "lo"}
+
+    def start(rank: int, secret: str, address: str = "") -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", CALLS, str(rank), address, str(tmp_path / "mark")]
+        environment = {**clean_environment, **more, "SAMEWISE_SECRET": secret}
+        return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    served = start(0, "the secret")
+    try:
+        assert served.stdout is not None
+        told = start(1, guess, served.stdout.readline().strip()).communicate(timeout=90)[0]
+    finally:
+        served.communicate(timeout=30)
+    assert (tmp_path / "mark").exists() == (guess == "the secret"), told  # with the secret the call is made, else the test could not fail
+    assert guess == "the secret" or "received a message that no rank of this run has sent (a remote call)" in told
+
+
 def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path, monkeypatch) -> None:
     from samewise.runner.config.compose import compose
     from samewise.runner.config.project import Project
@@ -101,9 +153,9 @@ def test_a_config_that_a_stranger_has_put_into_the_store_is_not_trained(tmp_path
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[psutil.Process]:
+def training(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[psutil.Process]:
     """A run of two ranks on this machine, once both take steps."""
-    command = [sys.executable, "-m", "samewise", "train", *RANKS, f"run_root={tmp_path}"]
+    command = [sys.executable, "-m", "samewise", "train", *getattr(request, "param", RANKS), f"run_root={tmp_path}"]
     with open(tmp_path / "said", "wb") as said:
         process = psutil.Popen(command, stdout=said, stderr=said)
     try:
@@ -144,6 +196,22 @@ def test_ranks_of_one_machine_listen_to_it_alone_and_unpickle_nothing_from_their
     with contextlib.suppress(psutil.TimeoutExpired):
         training.wait(30)
     assert not (tmp_path / "mark").exists()
+
+
+OTHERS = {
+    "ddp": ("replicas=2", "strategy.nproc=2"),
+    "fsdp": ("replicas=2", "strategy.nproc=2"),
+    "pipeline": ("accumulate=2", "strategy.split=[layer2]"),
+    "rpc": ("strategy.split=[layer2]",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [(*TINY, f"strategy={name}", *more) for name, more in OTHERS.items()], indirect=True, ids=OTHERS)
+def test_ranks_of_every_strategy_listen_to_this_machine_alone(training) -> None:
+    places = listening(training)
+    assert places
+    assert {host for host, _ in places} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, places
 
 
 def test_a_store_on_this_machine_is_not_reached_by_its_name_in_the_network() -> None:
