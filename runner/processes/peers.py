@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import contextvars
 import json
-import os
 import pickle
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, first_line
-from samewise.runner.processes.lost import TIMEOUT, here, is_lost_connection, lost, places, ranks_in_words
-from samewise.runner.processes.meeting import announce, first_failure, is_all_here, meeting_point, stay_here, wait_for
+from samewise.runner.errors import PeerFailed, Problem, SamewiseError, TrainingError
+from samewise.runner.processes.lost import TIMEOUT, is_lost_connection, lost, ranks_in_words
+from samewise.runner.processes.meeting import announce, first_failure
 from samewise.runner.processes.sealed import seal, unseal
-from samewise.runner.processes.this_process import is_rank
 
 _GATHERED, _FIRST = "gathered", "from rank 0"
-_pretending = contextvars.ContextVar("pretending", default=False)
 
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # pyright: ignore[reportDeprecated]
 """(out, mine): everyone's tensor, one after the other. The newer name, where torch has it."""
@@ -207,52 +203,6 @@ class Processes(Peers):
         self._over = True
 
 
-@final
-class Pretended(Processes):
-    """Ranks of which only this one is there, in torch's fake process group: a collective leaves tensors as they are. To check a set-up, not to train."""
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value] * self.size
-
-    def first(self, make: Callable[[], Any]) -> Any:
-        return make()
-
-    def explain(self, error: BaseException, *, step: int) -> BaseException:
-        return error
-
-    def abandon(self, error: BaseException) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def pretend(rank: int, size: int) -> Generator[None]:
-    """Within, this process is one of so many ranks; `join` then gives `Pretended`, and nobody looks for their devices."""
-    given = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(size)}
-    before = {name: os.environ.get(name) for name in (*given, "LOCAL_WORLD_SIZE")}
-    os.environ.update(given)
-    os.environ.pop("LOCAL_WORLD_SIZE", None)
-    _pretending.set(True)
-    try:
-        yield
-    finally:
-        _pretending.set(False)
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def is_pretended() -> bool:
-    """Whether this is inside `pretend`."""
-    return _pretending.get()
-
-
 def _by_word(words: Mapping[int, str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for number, word in words.items():
@@ -269,46 +219,3 @@ def _collective() -> str:
         last = max(entries, key=lambda entry: entry["record_id"])
         return f" ({last['profiling_name']}, the {last['collective_seq_id']}th collective of this process)"
     return ""
-
-
-def join(*, backend: str, join_timeout_s: float, timeout_s: float, init_method: str | None = None) -> Peers:
-    """Meet the other ranks and make the process group.
-
-    Args:
-        backend: For tensors on the run's device: gloo, nccl or mpi. What lies on the CPU goes over gloo, but under mpi.
-        join_timeout_s: Seconds to wait for all ranks to arrive.
-        timeout_s: Seconds that a collective may take.
-        init_method: As in `meeting_point`.
-
-    Raises:
-        ConfigError: some do not come, named; or the backend is not there.
-    """
-    if not is_rank():
-        return Alone()
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if is_pretended():
-        from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
-
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-        return Pretended(None, rank=rank, size=size, timeout_s=timeout_s)
-    if is_all_here():
-        stay_here()
-    store = meeting_point(join_timeout_s, init_method)
-    store.set(f"joined/{rank}", f"{here()} {os.getpid()}")
-    expected = [f"joined/{number}" for number in range(size)]
-    missing = wait_for(store, expected, join_timeout_s)
-    if missing:
-        numbers = ", ".join(str(expected.index(key)) for key in missing)
-        reason = f"rank {numbers} of {size} did not join within {join_timeout_s:g} s"
-        hint = "start WORLD_SIZE processes, all with the same MASTER_ADDR and MASTER_PORT"
-        raise ConfigError(Problem("strategy.join_timeout_s", reason, expected=f"ranks 0 to {size - 1}", hint=hint))
-    places.update({number: store.get(key).decode().split() for number, key in enumerate(expected)})
-    if not dist.is_initialized():
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")  # torch's flight recorder, so that a message can name the collective
-        try:
-            dist.init_process_group(
-                f"cpu:gloo,cuda:{backend}" if backend == "nccl" else backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
-            )
-        except (RuntimeError, ValueError) as error:
-            raise ConfigError(Problem("strategy.backend", first_line(error), backend, "gloo, or nccl with CUDA")) from error
-    return Processes(store, rank=rank, size=size, timeout_s=timeout_s)

@@ -18,7 +18,8 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.packing import pack, unpack
-from samewise.runner.processes.peers import Pretended, Processes
+from samewise.runner.processes.peers import Processes
+from samewise.runner.processes.pretended import Pretended
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise

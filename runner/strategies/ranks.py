@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.peers import Peers, is_pretended, join
+from samewise.runner.processes.joining import join
+from samewise.runner.processes.peers import Peers
+from samewise.runner.processes.pretended import is_pretended
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.layout import Layout

@@ -16,7 +16,7 @@ from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, SamewiseError
 from samewise.runner.processes.memory import bounded
-from samewise.runner.processes.peers import pretend
+from samewise.runner.processes.pretended import pretend
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
 from samewise.runner.training.batches import training_batches
