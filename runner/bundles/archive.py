@@ -18,11 +18,11 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from samewise.runner.errors import ConfigError, DamagedFile, Problem
 from samewise.runner.records import shapes
-from samewise.runner.records.files import LARGEST, misfit, open_to_read, parse_json
+from samewise.runner.records.files import LARGEST, existing, misfit, open_to_read, parse_json
 
 RUN = "run"
 """The folder in a bundle that is the run's own."""
@@ -141,12 +141,27 @@ def unpack(file: Path, into: Path | None = None, *, expect: str | None = None) -
     return contents
 
 
+class _Headers:
+    """A bundle as tarfile reads its headers: one that claims to be longer than any of ours is not read, as a sparse file could hold any length of zeros."""
+
+    def __init__(self, handle: BinaryIO) -> None:
+        self.tell, self.seek, self._read = handle.tell, handle.seek, handle.read
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _CHUNK:
+            raise tarfile.ReadError("a header is too long")
+        return self._read(size)
+
+
 class _Reading:
     """One pass over a bundle."""
 
     def __init__(self, file: Path, handle: BinaryIO, into: Path | None) -> None:
         self._file, self._handle, self._into = file, handle, into
         self._size = os.fstat(handle.fileno()).st_size
+        if into is not None and self._size > (free := shutil.disk_usage(existing(into)).free):
+            words = f"is not unpacked: it has {self._size:,} bytes, and {into.parent} has room for {free:,}"
+            raise ConfigError(Problem(str(file), words, hint="free some space, or choose another folder with --out or the environment variable TMPDIR"))
         self._found = dict[str, Mapping[str, Any]]()
         self._problems = list[Problem]()
         members = self._members()
@@ -195,7 +210,7 @@ class _Reading:
     def _members(self) -> Iterator[tuple[str, Callable[[], Iterator[bytes]]]]:
         """Each part's name, and what reads it; its header, the space behind it and the archive's end are held against what is written there."""
         place, last = 0, "its beginning"
-        with contextlib.suppress(*_TAR_FAULTS), tarfile.open(fileobj=self._handle, mode="r:") as archive:
+        with contextlib.suppress(*_TAR_FAULTS), tarfile.open(fileobj=cast(BinaryIO, _Headers(self._handle)), mode="r:") as archive:
             for info in archive:
                 if info.offset != place or self._raw(info.offset, info.offset_data - info.offset) != _header(info.name, info.size):
                     self._problems.append(Problem(info.name, "its header in the archive was altered, or was not written by `samewise bundle`"))

@@ -66,7 +66,13 @@ def _below(place: Path) -> Iterator[tuple[str, Path]]:
     if place.is_file():
         yield place.name, place
         return
+    entered = set[str]()
     for at, folders, names in os.walk(place, followlinks=True):
+        real = os.path.realpath(at)
+        if real in entered:  # by a link: thirty folders with two links in each to the next are a billion paths
+            folders.clear()
+            continue
+        entered.add(real)
         folders.sort()
         yield from (((file := Path(at, name)).relative_to(place).as_posix(), file) for name in sorted(names) if Path(at, name).is_file())
 

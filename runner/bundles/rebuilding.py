@@ -13,6 +13,7 @@ from pathlib import Path
 from samewise.runner.bundles import locked
 from samewise.runner.bundles.archive import CODE, LOCK, OWN
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.records.files import read_text
 
 _LEFT_OUT = ("PYTHON", "VIRTUAL_ENV", "SAMEWISE_PROJECT")
 _INDEX = "pip asks the index that its configuration names; PIP_EXTRA_INDEX_URL adds one, such as PyTorch's for builds like 2.9.0+cpu"
@@ -28,13 +29,14 @@ def make_environment(folder: Path, *, python: str) -> Path:
     Raises:
         ConfigError: there is no such Python, or a package cannot be installed.
     """
-    pins = locked.read((folder / LOCK).read_text(encoding="utf-8"))
-    place = folder / "environment"
+    pins = locked.read(read_text(folder / LOCK) or "")
+    place, checked = folder / "environment", folder / "environment.txt"
     interpreter = place / "bin" / "python"
     print(f"making an environment with Python {python} and {len(pins)} packages in {place}: minutes, and gigabytes", file=sys.stderr, flush=True)
     run_apart([_python(python), "-m", "venv", str(place)], "python -m venv")
     install = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    run_apart([*install, "--requirement", str(folder / LOCK)], "pip install")
+    checked.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")  # of LOCK, pip would decode comments as they ask for, and find options in them
+    run_apart([*install, "--requirement", str(checked)], "pip install")
     return interpreter
 
 

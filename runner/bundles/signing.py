@@ -12,6 +12,7 @@ from typing import Any
 
 from samewise.runner.bundles.archive import taken
 from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.records.files import LARGEST
 
 _MAKES = "openssl ecparam -name prime256v1 -genkey -noout -out KEY; openssl ec -in KEY -pubout -out KEY.pub"
 
@@ -62,6 +63,8 @@ def require_signed(folder: Path, file: Path, key: Path) -> None:
     """Raise a ConfigError where an unpacked bundle was not signed with a public key (PEM), or was altered since: it names the part."""
     if not file.is_file():
         raise ConfigError(Problem(str(file), "the signature is missing", expected="the file that `samewise bundle --sign` writes beside the bundle"))
+    if file.stat().st_size > LARGEST:
+        raise ConfigError(Problem(str(file), f"is not the bundle's signature: it is larger than {LARGEST >> 20} MiB"))
     verifying: Any = importlib.import_module("model_signing.verifying")
     try:
         verifier: Any = verifying.Config().use_elliptic_key_verifier(public_key=key)

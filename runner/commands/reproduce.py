@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import re
 import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.bundles.archive import CODE, FACTS
+from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, RUN, Contents
 from samewise.runner.commands import add_trust, verify
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import shapes
-from samewise.runner.records.files import read_json, require_writable
+from samewise.runner.records.files import damaged, parse_json, read_json, require_shape, require_writable
 from samewise.runner.records.folder import RunFolder
 
 EXAMPLES = """examples:
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
         contents = archive.unpack(args.bundle, folder, expect=args.expect)
         if args.key:
             signing.require_signed(folder, args.signature or signing.signature_of(args.bundle), args.key)
-        facts = _facts(folder)
+        facts = _facts(folder, args.bundle, contents)
         told = f"{args.bundle}: all {len(contents.parts)} parts are as its manifest has them; identity {contents.identity}"
         print(told + (f"; signed with {args.key}" if args.key else ""), file=sys.stderr)
         _require_trust(args, facts)
         run = RunFolder(folder / archive.RUN)
-        files = data_files.require(json.loads((folder / archive.DATA).read_bytes())["files"], saved.config_of(run, args.overrides).whole)
+        files = data_files.require(_data(folder)["files"], saved.config_of(run, args.overrides).whole)
         print(f"the data are the same: {files} files; their samples' fingerprints are compared in training", file=sys.stderr)
         if args.here:
             with rebuilding.importable(folder):
@@ -81,12 +81,27 @@ def _place(out: Path | None) -> Generator[Path]:
     yield out
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    shape = {"name": str, "label": str, "steps": int, "level": str, "weights_sha256": shapes.SHA256, "python": str, "packages": [str]}
-    facts = read_json(folder / FACTS, shape)
-    if facts is None:
-        raise ConfigError(Problem(f"{folder / FACTS}", "is missing: this is not a bundle of a run"))
+def _facts(folder: Path, bundle: Path, contents: Contents) -> dict[str, Any]:
+    """What the bundle says of its run, where it has all that one has, and the run's own summary says the same."""
+    needed = (FACTS, DATA, LOCK, f"{CODE}/pyproject.toml", f"{RUN}/config.yaml", f"{RUN}/summary.json", f"{RUN}/trace.jsonl")
+    if missing := [name for name in needed if name not in contents.parts]:
+        raise ConfigError(*(Problem(f"{bundle}: {name}", "is missing: this is not a bundle of a run") for name in missing))
+    python = re.compile(r"\d{1,2}\.\d{1,3}[\w.+-]{0,40}")
+    shape = {"name": str, "label": str, "steps": int, "level": str, "weights_sha256": shapes.SHA256, "python": python, "packages": [str]}
+    facts, summary = read_json(folder / FACTS, shape), read_json(folder / RUN / "summary.json", shapes.SUMMARY)
+    for name in ("steps", "level", "weights_sha256"):
+        if facts[name] != summary[name]:
+            raise ConfigError(Problem(f"{bundle}: {FACTS}: {name}", f"is not that of {RUN}/summary.json", facts[name], str(summary[name])))
     return facts
+
+
+def _data(folder: Path) -> dict[str, Any]:
+    """The manifest of the data, which may be larger than other files: it names each of them."""
+    try:
+        value = parse_json((folder / DATA).read_bytes())
+    except ValueError as error:
+        raise damaged(folder / DATA, str(error)) from None
+    return require_shape(folder / DATA, value, {"files": {str: {str: {"bytes": int, "sha256?": shapes.SHA256}}}})
 
 
 def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:

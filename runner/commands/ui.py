@@ -18,6 +18,7 @@ from typing import IO
 
 from samewise.runner.commands import add_trust
 from samewise.runner.errors import ConfigError, Problem, SamewiseError
+from samewise.runner.processes.this_process import on_signals
 from samewise.runner.tracking import store_places
 from samewise.runner.tracking.address import check_uri, require_there, sqlite_file
 
@@ -32,6 +33,8 @@ Over SSH: ssh -L 5000:127.0.0.1:5000 MACHINE, then open the address on this mach
 _HOST = "127.0.0.1"
 _USUAL_PORT = 5000
 _START_S = 90.0
+_ENDS = 'read _; kill -TERM "-$0"; sleep 5; kill -KILL "-$0"'
+"""For a shell whose standard input ends with this process, even by SIGKILL: it ends the server and the server's worker."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +49,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from samewise.runner.tracking import front_page
-
     path = "--uri" if args.uri else "--run-root"
     uri = check_uri(args.uri or f"sqlite:///{args.run_root / 'mlflow.db'}", path=path)
     require_there(uri, path=path)
@@ -56,32 +57,39 @@ def run(args: argparse.Namespace) -> int:
         if args.open:
             webbrowser.open(uri)
         return 0
-    with _listening(args.port) as listening:
+    with on_signals([signal.SIGTERM], _end), _listening(args.port) as listening:
         port = listening.getsockname()[1]
         store_places.require(uri, trust=args.trust)
-        said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the server)
-        server = subprocess.Popen(
-            _command(uri, port),
-            env={**_environment(), "MLFLOW_BACKEND_STORE_URI": uri},
-            start_new_session=True,
-            stdin=listening.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-        )
-    try:
-        address = f"http://{_HOST}:{port}"
-        print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
-        _wait_for(server, address, said)
-        page = front_page.prepare(address)
-        print(f"MLflow UI: {page}   (press Ctrl-C to stop)", flush=True)
-        if args.open:
-            webbrowser.open(page)
-        _until_asked(server)
-    except KeyboardInterrupt:
-        print()
-    finally:
-        _stop(server)
+        try:
+            _serve(listening, _command(uri, port), {**_environment(), "MLFLOW_BACKEND_STORE_URI": uri}, f"http://{_HOST}:{port}", open_page=args.open)
+        except KeyboardInterrupt:
+            print()
     return 0
+
+
+def _serve(listening: socket.socket, command: list[str], environment: dict[str, str], address: str, *, open_page: bool) -> None:
+    from samewise.runner.tracking import front_page
+
+    with tempfile.TemporaryFile("w+") as said:
+        server = subprocess.Popen(command, env=environment, start_new_session=True, stdin=listening.fileno(), stdout=subprocess.DEVNULL, stderr=said)
+        ends = subprocess.Popen(["/bin/sh", "-c", _ENDS, str(server.pid)], stdin=subprocess.PIPE, start_new_session=True, stderr=subprocess.DEVNULL)
+        try:
+            listening.close()  # the server's alone
+            print("starting MLflow, which takes a few seconds", file=sys.stderr, flush=True)
+            _wait_for(server, address, said)
+            page = front_page.prepare(address)
+            print(f"MLflow UI: {page}   (press Ctrl-C to stop)", flush=True)
+            if open_page:
+                webbrowser.open(page)
+            server.wait()
+        finally:
+            _stop(server)
+            ends.kill()
+            ends.communicate()
+
+
+def _end(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _listening(asked: int | None) -> socket.socket:
@@ -129,19 +137,6 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, said: IO[str]) -> N
     sys.stderr.write(said.read())
     hint = "try another --port, or `mlflow server` by hand"
     raise SamewiseError(Problem("samewise ui", "the MLflow server did not start; see its messages above", hint=hint))
-
-
-def _until_asked(server: subprocess.Popen[bytes]) -> None:
-    """Wait for Ctrl-C, SIGTERM, or the server's own end."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        server.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

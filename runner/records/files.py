@@ -53,11 +53,15 @@ def fsync_folder(path: Path) -> None:
         os.close(handle)
 
 
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that there is."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
 def try_writing(folder: Path) -> str:
     """Why nothing can be written into a folder, or into the nearest above it that there is; "" where it can. Permissions do not show a read-only disk."""
-    standing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
-        with tempfile.TemporaryFile(dir=standing):
+        with tempfile.TemporaryFile(dir=existing(folder)):
             return ""
     except OSError as error:
         return str(error.strerror)

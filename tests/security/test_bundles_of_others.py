@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import platform
 import random
 import tarfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from samewise.runner.bundles import archive
+from samewise.runner.bundles import archive, data_files, rebuilding
 from samewise.runner.errors import ConfigError
 
 Members = list[tuple[str, bytes]]
@@ -171,6 +172,27 @@ def test_links_devices_and_holes_are_no_parts(bundle: Path, tmp_path: Path, kind
     assert (tmp_path / "secret").read_text() == "untouched"
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])
+def test_a_sparse_file_fills_neither_memory_nor_disk(samewise: Callable[..., Any], tmp_path: Path, kind: bytes) -> None:
+    """Terabytes that take no room: tarfile reads such a header whole, and parts were unpacked until the disk was full."""
+    claimed = 8 << 40
+    manifest = archive._dumped({"format": 1, "parts": {"x": {"bytes": claimed, "sha256": "0" * 64}}})
+    with (tmp_path / "b").open("wb") as file:
+        for name, part in (("manifest.json", manifest), ("manifest.sha256", f"{hashlib.sha256(manifest).hexdigest()}\n".encode())):
+            archive._append(file, name, part)
+        info = tarfile.TarInfo("x")
+        info.size, info.type = claimed, kind
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(file.tell() + claimed + 10240)
+    for command in ("reproduce", "verify"):
+        done = samewise(command, tmp_path / "b")
+        assert done.returncode == 2
+        assert "is not unpacked: it has 8,79" in done.stderr
+    if kind != tarfile.REGTYPE:  # as where the disk has room
+        with pytest.raises(ConfigError, match="was altered or cut off"):
+            archive.unpack(tmp_path / "b")
+
+
 def test_a_header_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
     info = tarfile.TarInfo("manifest.json")
     info.size, info.mode = 1 << 40, 0o644
@@ -191,3 +213,90 @@ def test_a_tampered_bundle_is_refused_by_the_command_though_it_is_trusted(samewi
     done = samewise("reproduce", written(tmp_path / "b", found), "--trust", "--here")
     assert done.returncode == 2
     assert "was added: the manifest does not name it" in done.stderr
+
+
+FACTS = {"name": "one", "label": "", "packages": [], "python": "3.11.7"}
+
+
+@pytest.fixture
+def sound(parts: dict[str, bytes]) -> dict[str, bytes]:
+    """Parts as `samewise reproduce` takes them, as far as it reads them before it makes an environment."""
+    summary = json.loads(parts["run/summary.json"])
+    facts = {**FACTS, **{name: summary[name] for name in ("steps", "level", "weights_sha256")}}
+    more = {"bundle.json": facts, "data.json": {"files": {}}}
+    return {**parts, **{name: json.dumps(value).encode() for name, value in more.items()}, "code/pyproject.toml": b"[tool.samewise]\n"}
+
+
+DAMAGED = {
+    "empty": b"",
+    "deep": b"[" * 100_000,
+    "a list": b"[]",
+    "nothing in it": b"{}",
+    "a list of files": b'{"files": []}',
+    "files that are numbers": b'{"files": {"dataset.root": 5}}',
+    "no sizes": b'{"files": {"dataset.root": {"x": {}}}}',
+    "a digest that is none": b'{"files": {"dataset.root": {"x": {"bytes": 1, "sha256": "x"}}}}',
+    "a number of 5,000 digits": b'{"files": {"dataset.root": {"x": {"bytes": 1' + b"0" * 5000 + b"}}}}",
+    "no text": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("way", DAMAGED)
+@pytest.mark.parametrize("name", ["data.json", "bundle.json"])
+def test_a_description_that_is_damaged_is_named(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, name: str, way: str) -> None:
+    archive.write(tmp_path / "b", {**sound, name: DAMAGED[way]})
+    done = samewise("reproduce", tmp_path / "b", "--trust", "--here")
+    assert done.returncode == 2, done.stderr
+    assert f"{name}: is damaged: " in done.stderr
+    assert "--debug" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["data.json", "bundle.json", "requirements.txt", "code/pyproject.toml", "run/config.yaml", "run/summary.json", "run/trace.jsonl"]
+)
+def test_a_bundle_without_a_part_that_each_has_is_none(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    archive.write(tmp_path / "b", {one: part for one, part in sound.items() if one != name})
+    done = samewise("reproduce", tmp_path / "b", "--trust", "--here")
+    assert done.returncode == 2
+    assert f"{tmp_path / 'b'}: {name}: is missing: this is not a bundle of a run" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("weights_sha256", "0" * 64), ("steps", 1000), ("level", "R3")])
+def test_a_bundle_that_tells_other_results_than_its_run_has_is_refused(
+    samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, name: str, value: Any
+) -> None:
+    """It would tell of one run, and the same bits of another."""
+    archive.write(tmp_path / "b", {**sound, "bundle.json": json.dumps({**json.loads(sound["bundle.json"]), name: value}).encode()})
+    done = samewise("reproduce", tmp_path / "b")
+    assert done.returncode == 2
+    assert f"bundle.json: {name}: is not that of run/summary.json" in done.stderr
+
+
+@pytest.mark.parametrize("python", ["/../../evil", "3", "9." + "9" * 5000, "3.1\0", "3.11/../../x"])
+def test_the_python_of_a_bundle_is_a_version_and_no_path(samewise: Callable[..., Any], sound: dict[str, bytes], tmp_path: Path, python: str) -> None:
+    archive.write(tmp_path / "b", {**sound, "bundle.json": json.dumps({**json.loads(sound["bundle.json"]), "python": python}).encode()})
+    done = samewise("reproduce", tmp_path / "b", "--trust")
+    assert done.returncode == 2
+    assert "bundle.json: is damaged: python is " in done.stderr
+
+
+def test_pip_is_given_versions_and_no_comment_that_it_would_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip reads such a file in the encoding that its first lines ask for: a comment in UTF-7 was an option, and led to a stranger's index."""
+    option = "# -*- coding: utf-7 -*-\n# +AAo---index-url http://127.0.0.1:9/stranger+AAo-\ntorch==2.9.0\n"
+    (tmp_path / "requirements.txt").write_text(option)
+    given = list[str]()
+    monkeypatch.setattr(rebuilding, "run_apart", lambda command, name: given.append(Path(command[-1]).read_text() if name == "pip install" else ""))
+    rebuilding.make_environment(tmp_path, python=platform.python_version())
+    assert given == ["", "torch==2.9.0\n"]
+
+
+@pytest.mark.timeout(20)
+def test_links_in_data_that_lead_to_a_billion_paths_are_not_followed(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / str(number)).mkdir()
+        for name in ("x", "y"):
+            (tmp_path / str(number) / name).symlink_to(f"../{number + 1}")
+    (tmp_path / "30").mkdir()
+    (tmp_path / "30" / "one.png").touch()
+    (tmp_path / "30" / "here").symlink_to(".")
+    assert [*data_files.listed({"dataset": {"root": str(tmp_path)}})["dataset.root"]] == ["0/" + "x/" * 30 + "one.png"]

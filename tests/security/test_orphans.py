@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,17 +44,34 @@ def alive(processes: set[int]) -> set[int]:
     ],
 )
 def test_processes_end_when_the_one_that_started_them_is_killed(overrides: list[str], children: int, trained: bool, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "samewise", "train", *TINY, *overrides, f"run_root={tmp_path}"]
-    main = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = ["train", *TINY, *overrides, f"run_root={tmp_path}"]
+    killed(command, lambda started: len(started) >= children and (not trained or bool(list(tmp_path.glob("*/*/trace.jsonl")))), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("served", [False, True], ids=["as it starts", "once it serves"])
+def test_mlflow_s_server_ends_with_the_command_ui(number: signal.Signals, served: bool, tmp_path: Path) -> None:
+    """It has no password: nobody would know that it is there."""
+    made = f"import mlflow; mlflow.MlflowClient('sqlite:///{tmp_path}/mlflow.db').create_experiment('one', artifact_location='{tmp_path}/mlartifacts')"
+    subprocess.run([sys.executable, "-c", made], check=True, capture_output=True, cwd=tmp_path)
+    killed(["ui", "--run-root", str(tmp_path), "--trust"], lambda started: len(started) >= (3 if served else 2), number)
+
+
+def killed(arguments: list[str], is_ready: Callable[[set[int]], bool], number: signal.Signals) -> None:
+    """Start a command, kill it once its processes are as asked for, and wait until all of these are gone."""
+    main = subprocess.Popen([sys.executable, "-m", "samewise", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    started = set[int]()
     try:
         until = time.monotonic() + 200
-        while len(started := below(main.pid)) < children or (trained and not list(tmp_path.glob("*/*/trace.jsonl"))):
+        while not is_ready(started := below(main.pid)):
             assert main.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
-        main.send_signal(signal.SIGSTOP)  # so that it starts no more
-        started = below(main.pid)
-        main.kill()
+        if number == signal.SIGKILL:
+            main.send_signal(signal.SIGSTOP)  # so that it starts no more
+            started = below(main.pid)
+        main.send_signal(number)
         main.wait()
         until = time.monotonic() + 200
         while left := alive(started):
