@@ -70,7 +70,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
 
 def taken(file: Path) -> ConfigError:
     """That nothing is overwritten."""
-    return ConfigError(Problem(str(file), "is there already, and is not overwritten", hint="give another name, or move it away"))
+    return ConfigError(Problem(str(file), "already exists and is not overwritten", hint="give another name, or move it away"))
 
 
 def _facts(part: Part) -> dict[str, Any]:

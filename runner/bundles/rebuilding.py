@@ -32,7 +32,7 @@ def make_environment(folder: Path, *, python: str) -> Path:
     pins = locked.read(read_text(folder / LOCK) or "")
     place, checked = folder / "environment", folder / "environment.txt"
     interpreter = place / "bin" / "python"
-    print(f"making an environment with Python {python} and {len(pins)} packages in {place}: minutes, and gigabytes", file=sys.stderr, flush=True)
+    print(f"making an environment with Python {python} and {len(pins)} packages in {place}; this takes minutes and gigabytes", file=sys.stderr, flush=True)
     run_apart([_python(python), "-m", "venv", str(place)], "python -m venv")
     install = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
     checked.write_text("".join(f"{pin}\n" for pin in pins), encoding="ascii")  # of LOCK, pip would decode comments as they ask for, and find options in them

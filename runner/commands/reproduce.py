@@ -56,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
         if args.key:
             signing.require_signed(folder, args.signature or signing.signature_of(args.bundle), args.key)
         facts = _facts(folder, args.bundle, contents)
-        told = f"{args.bundle}: all {len(contents.parts)} parts are as its manifest has them; identity {contents.identity}"
+        told = f"{args.bundle}: all {len(contents.parts)} parts match the manifest; identity {contents.identity}"
         print(told + (f"; signed with {args.key}" if args.key else ""), file=sys.stderr)
         _require_trust(args, facts)
         run = RunFolder(folder / archive.RUN)
         files = data_files.require(_data(folder)["files"], saved.config_of(run, args.overrides).whole)
-        print(f"the data are the same: {files} files; their samples' fingerprints are compared in training", file=sys.stderr)
+        print(f"the data match: {files} files; the fingerprints of the samples are compared during training", file=sys.stderr)
         if args.here:
             with rebuilding.importable(folder):
                 return _compared_here(_line(args, run, folder), run)
@@ -76,7 +76,7 @@ def _place(out: Path | None) -> Generator[Path]:
             yield Path(temporary, "bundle")
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(Problem("--out", "is there already, and is not overwritten", str(out), "a new or an empty folder"))
+        raise ConfigError(Problem("--out", "already exists and is not overwritten", str(out), "a new or an empty folder"))
     require_writable("--out", out)
     yield out
 
@@ -112,7 +112,7 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     what = f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, weights {facts['weights_sha256'][:16]}..."
     code = f"its own code ({', '.join(facts['packages'])})" if facts["packages"] else "no code of its own but samewise's"
     hint = f"with --trust this command {does}runs what is in it: {code}. Add it if you trust whoever made the bundle"
-    raise ConfigError(Problem(str(args.bundle), f"nothing was run: someone else made the bundle ({what})", hint=hint))
+    raise ConfigError(Problem(str(args.bundle), f"nothing was run: a bundle needs --trust ({what})", hint=hint))
 
 
 def _line(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:

@@ -114,7 +114,7 @@ def _require_sound(args: argparse.Namespace) -> None:
     if args.write and (args.write.suffix != ".yaml" or args.write.absolute().parent.name != "experiment"):
         raise ConfigError(Problem("--write", "is not the file of an experiment", str(args.write), "FOLDER/experiment/NAME.yaml"))
     if args.write and os.path.lexists(args.write):
-        raise ConfigError(Problem("--write", "is there already", str(args.write), hint="nothing is overwritten: take another name"))
+        raise ConfigError(Problem("--write", "already exists", str(args.write), hint="choose another name; existing files are not overwritten"))
     if args.write:
         require_writable("--write", args.write.parent)
 

@@ -95,7 +95,7 @@ class FileFaults:
         """Take out choices of a group that stand among the values (`dataset: digits`)."""
         for key, value in [] if under else list(whole.items()):
             if key in self._groups and is_choice(value):
-                words = "this names a choice of the group, and choices are made in the defaults list"
+                words = "this names a choice of the group, and choices belong in the defaults list"
                 hint = f"move it into the list under `defaults:`, as `- override /{key}: {_written(value)}`"
                 self._add(Problem(key, words, value, hint=hint, where=f"{file}:{lines.get(key, 1)}"))
                 del whole[key]
@@ -123,7 +123,7 @@ class FileFaults:
             return Problem(f"{group}/{named}", words, hint=f"write `- override /{given}: {_written(value)}`, with the slash")
         named = named[1:] if named.startswith("/") else f"{group}/{named}".strip("/")
         if group and "override" not in words and "@" not in given and named in self._chosen:
-            words = "is chosen by samewise's config.yaml already, so this entry has to override it"
+            words = "is already chosen in samewise's config.yaml, so this entry must override it"
             return Problem(named, words, hint=f"write `- override /{named}: {_written(value)}`")
         if problem := one_of_several(named, value):
             return Problem(named, problem.message, value, hint=f"write `- override /{given.lstrip('/')}: {cast(list[Any], value)[0]}`, or another of them")

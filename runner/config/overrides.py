@@ -259,7 +259,7 @@ def _apply(override: Override, cfg: DictConfig, groups: Groups) -> Problem | Non
             return Problem(key, words, value, expected, _meant(f"{key}={value}") or whole)
         known = [path for path in paths(cfg) if path.partition(".")[0] != "hydra"]
         if key in known and override.is_add():
-            return Problem(key, "is there already", value, hint="write it without the +")
+            return Problem(key, "already exists", value, hint="write it without the +")
         if key in known:
             return Problem(key, _line(error), value)
         is_mapping = isinstance(OmegaConf.select(cfg, key, throw_on_resolution_failure=False), DictConfig)

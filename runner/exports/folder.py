@@ -65,7 +65,7 @@ def write(
         ConfigError: the folder has something in it; a package is missing; an exporter refuses the model; or its results are further off than `tolerance`.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(Problem("--out", "is there already and is not overwritten", str(folder), "a folder that does not exist, or an empty one"))
+        raise ConfigError(Problem("--out", "already exists and is not overwritten", str(folder), "a folder that does not exist, or an empty one"))
     for name in to:
         formats.require(formats.FORMATS[name])
     folder.mkdir(parents=True, exist_ok=True)

@@ -137,7 +137,7 @@ def test_what_was_found_is_written_as_an_experiment(here: Path, samewise: Callab
     assert not args.write.exists()
     done = samewise("tune", "lr", *SMALL, "--write", "configs/experiment/found.yaml")
     assert done.returncode == 2
-    assert "--write: is there already" in done.stderr
+    assert "--write: already exists" in done.stderr
 
 
 def test_the_suggestion_is_where_the_smoothed_loss_falls_fastest() -> None:

@@ -41,7 +41,7 @@ def told_once(found: Sequence[Problem], composed: Composed) -> list[Problem]:
             f"or remove what is left over by {' '.join(f'~{problem.path}' for problem in left)}"
         )
         target = composed.whole[chosen.group]["_target_"]
-        words = f"does not take what {chosen.group}={chosen.choice} has set and is still there: {names}"
+        words = f"does not take what is left over from {chosen.group}={chosen.choice}: {names}"
         told[told.index(left[0])] = Problem(f"{chosen.group}._target_", words, target, hint=hint)
         told = [problem for problem in told if problem not in left]
     return told

@@ -159,7 +159,7 @@ def optimizer_is_possible(cfg: Config) -> Iterator[Problem]:
             lowest, highest = OPTIMIZER_RANGES[name]
             if not lowest <= value < highest:
                 words = f"at least {lowest:g}" + (f" and less than {highest:g}" if highest < math.inf else ", and finite")
-                yield Problem(f"{root}.{path}", "is not possible", value, words)
+                yield Problem(f"{root}.{path}", "is out of range", value, words)
 
 
 def name_is_a_folder(cfg: Config) -> Iterator[Problem]:
