@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,8 @@ ANYWHERE = ("batch", "loss")
 """The stages that are told alike by every algorithm."""
 
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+_EVERY_S = 0.1
+"""From one write to the next, where lines come faster: a call of the system for each would be a tenth of the step of a small network."""
 
 
 class Trace:
@@ -74,6 +77,8 @@ class Trace:
         self._begun: Callable[[], None] | None = None
         """Writes the line of the newest step, once its digests can be read."""
         self._file: BinaryIO | None = None
+        self._lines = list[bytes]()
+        self._write_at = 0.0
         self._last: dict[str, Any] = {}
 
     def open(self, step: int, chain: int) -> None:
@@ -132,10 +137,15 @@ class Trace:
         if self._layers_every and step % self._layers_every == 0:
             line["layers"] = {"gradients": _short(gradients), "weights": _short(weights)}
         self._last = line
-        assert self._file is not None
-        left = f"{_ENCODE(line)}\n".encode()
-        while left:  # a disk that is nearly full takes a part, and says only how much
+        self._lines.append(f"{_ENCODE(line)}\n".encode())
+        if time.monotonic() >= self._write_at:
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        left, self._lines = b"".join(self._lines), []
+        while left and self._file:  # a disk that is nearly full takes a part, and says only how much
             left = left[self._file.write(left) :]
+        self._write_at = time.monotonic() + _EVERY_S
 
     def records(self, step: int) -> bool:
         """Whether the step, counted from 1, has a line."""
@@ -149,8 +159,9 @@ class Trace:
 
     @property
     def chain(self) -> int:
-        """The digest of all lines."""
+        """The digest of all lines, which are in the file then."""
         self._write()
+        self._write_lines()
         return self._chain
 
     @property
@@ -161,7 +172,11 @@ class Trace:
 
     def close(self) -> None:
         if self._file:
-            self._write()
+            try:
+                self._write()
+                self._write_lines()
+            except OSError as error:  # training ends for another reason: a checkpoint, and so the end of a run, has its lines already
+                print(f"warning: {self._path}: its last lines cannot be written: {error.strerror}", file=sys.stderr)
             if not self._path.exists() or not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
                 print(f"warning: {self._path}: was deleted or replaced during training, so the run cannot be compared with others", file=sys.stderr)
             self._file.close()

@@ -37,7 +37,8 @@ def steps(path: Path, device: str, *, algorithm: str = ON_DEVICE, start: int = 0
     written.close()
 
 
-def test_a_step_is_digested_without_waiting_and_its_line_is_written_with_the_next(device: PretendedDevice, tmp_path: Path):
+def test_a_step_is_digested_without_waiting_and_its_line_is_written_with_the_next(device: PretendedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trace, "_EVERY_S", 0.0)
     path, waits = tmp_path / "trace.jsonl", []
     written = steps(path, "cuda")
     for _ in range(3):

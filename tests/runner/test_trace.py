@@ -54,7 +54,16 @@ def test_a_resumed_trace_is_the_undisturbed_one(tmp_path):
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_a_line_of_which_the_disk_takes_a_part_is_an_error_and_no_gap(tmp_path):
+def test_lines_that_come_at_once_are_written_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "_EVERY_S", 3600.0)
+    known = []
+    record(tmp_path / "trace", 5, change=lambda step, _: known.append(len(trace.read_trace(tmp_path / "trace")[1])))
+    assert known == [0, 1, 1, 1, 1]
+    assert list(trace.read_trace(tmp_path / "trace")[1]) == [1, 2, 3, 4, 5]
+
+
+def test_a_line_of_which_the_disk_takes_a_part_is_an_error_and_no_gap(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "_EVERY_S", 0.0)
     record(tmp_path / "whole", 6)
     _, lines = trace.read_trace(tmp_path / "whole")
     path, before = tmp_path / "full", resource.getrlimit(resource.RLIMIT_FSIZE)

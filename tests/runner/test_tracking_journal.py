@@ -32,6 +32,7 @@ def test_a_step_logged_again_after_a_restart_keeps_its_first_value_and_time(tmp_
     for step in range(1, 8):
         first.log({"loss": float(step)}, step)
     first.log({"valid": 0.5}, 5)
+    first.sync()
     before = path.read_bytes()
 
     second = Journal(path, resume_step=5)
@@ -42,6 +43,17 @@ def test_a_step_logged_again_after_a_restart_keeps_its_first_value_and_time(tmp_
     expected = [(step, "loss", float(step)) for step in range(1, 8)] + [(5, "valid", 0.5)]
     expected += [(6, "valid", -1.0), (7, "valid", -1.0), *((step, key, -1.0) for step in (8, 9) for key in ("loss", "valid"))]
     assert points(path) == expected
+
+
+def test_what_comes_at_once_is_written_together_and_at_the_latest_before_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samewise.runner.tracking.journal._EVERY_S", 3600.0)
+    journal = Journal(tmp_path / "metrics.jsonl", resume_step=None)
+    for step in range(5):
+        journal.log({"loss": float(step)}, step)
+    assert points(journal.path) == [(0, "loss", 0.0)]
+    assert journal.sync()
+    assert points(journal.path) == [(step, "loss", float(step)) for step in range(5)]
+    journal.close()
 
 
 def test_a_run_killed_before_its_first_checkpoint_writes_nothing_twice(tmp_path: Path) -> None:
@@ -91,8 +103,8 @@ journal = Journal(path, resume_step=None)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 for step in range(200):
     journal.log({"loss": step / 3}, step)
-assert path.stat().st_size == 1000, path.stat().st_size
 assert not journal.sync()
+assert path.stat().st_size == 1000, path.stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 time.sleep(0.6)
 for step in range(200, 210):
