@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from samewise.runner.data import streams
+from samewise.runner.data.ahead import Ahead, one_ahead
 from samewise.runner.data.loading import Loader, evaluation_keys
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Scores
@@ -92,7 +93,7 @@ def measure_split(run: Run, split: str, model: nn.Module) -> Scores:
     part = run.splits[split]
     scores = run.recipe.scores(part.dataset)
     with run.strategy.evaluating(model), _evaluating(model):
-        mine = [_measure(run, model, number, batch) for number, batch in zip(_share(run, part), _loader(run, part), strict=True)]
+        mine = [_measure(run, model, number, batch) for number, batch in zip(_share(run, part), _on_device(run, _loader(run, part)), strict=True)]
         for outcome in run.strategy.peers.collect(mine):
             scores.add(outcome)
     return scores
@@ -107,7 +108,7 @@ def rehearse(run: Run) -> None:
     part = run.splits["valid"]
     scores = run.recipe.scores(part.dataset)
     with _evaluating(run.model):
-        scores.add(_measure(run, run.model, 0, next(iter(_loader(run, part)))))
+        scores.add(_measure(run, run.model, 0, run.to_device(next(iter(_loader(run, part))))))
     names = [f"{prefix}valid/{name}" for prefix in models_to_evaluate(run) for name in scores.compute()]
     require_monitored(run, names)
 
@@ -137,11 +138,19 @@ def first_batch(run: Run, split: str, samples: int) -> Batch:
     return run.to_device(next(iter(Loader(part.keyed, lambda: iter([key])))))
 
 
-def _measure(run: Run, model: nn.Module, number: int, batch: Any) -> Any:
+def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches where the model computes; on CUDA the next one is then on its way there."""
+    if run.strategy.device.type != "cuda":
+        return map(run.to_device, batches)
+    send = Ahead(run.strategy.device, run.to_device, pin=run.config.loader.pin_memory).send
+    return (take() for take in one_ahead(map(send, batches)))
+
+
+def _measure(run: Run, model: nn.Module, number: int, batch: Batch) -> Any:
     streams.enter(run.seed, "eval", number)
-    moved = run.transforms["eval"](run.to_device(batch))
+    transformed = run.transforms["eval"](batch)
     with run.precision.autocast():
-        return run.recipe.measure(model, moved)
+        return run.recipe.measure(model, transformed)
 
 
 def _share(run: Run, split: Split) -> Sequence[int]:

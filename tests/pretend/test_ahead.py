@@ -14,6 +14,7 @@ from pretended_cuda.streams import Stream
 from pretended_cuda.tensor import PretendedTensor
 from torch import Tensor
 
+from samewise.recipes.classification import Classification
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import find
 from samewise.runner.data.ahead import Ahead, one_ahead
@@ -22,6 +23,7 @@ from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
+from samewise.runner.training.evaluation import measure_split
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.session import session
 
@@ -98,3 +100,18 @@ def test_in_training_the_next_steps_batch_is_on_its_way_before_this_step_begins(
                 assert not any("mover" in function for function in within.functions("copies_in"))
             raise Interrupted("seen")
     assert copied == [4, 2, 0], "two batches of an image and a label each at first, then one, then none is left"
+
+
+def test_in_an_evaluation_the_next_batch_is_on_its_way_before_this_one_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["experiment=resnet18_digits", "debug=tiny", "model.width=4", "device=cuda", "tracking=none", "callbacks=none", "evaluate.batch_size=8"]
+    project, moved, measured = find(tmp_path), list[Any](), list[int]()
+    composed = compose([*overrides, "evaluate.limit=3"], project=project)
+    send, measure = Ahead.send, Classification.measure
+    monkeypatch.setattr(Ahead, "send", lambda ahead, batch: (moved.append(batch), send(ahead, batch))[1])
+    monkeypatch.setattr(Classification, "measure", lambda *given: (measured.append(len(moved)), measure(*given))[1])
+    with pretended():
+        run = build(composed, project, RunFolder(tmp_path))
+        found = measure_split(run, "valid", run.model).compute()
+    assert measured == [2, 3, 3]
+    on_the_cpu = build(compose([*overrides, "device=cpu", "evaluate.limit=3"], project=project), project, RunFolder(tmp_path))
+    assert measure_split(on_the_cpu, "valid", on_the_cpu.model).compute() == pytest.approx(found, rel=1e-5)
