@@ -106,7 +106,7 @@ def _require_sound(args: argparse.Namespace) -> None:
     if args.memory is not None and not args.memory > 0:
         raise ConfigError(Problem("--memory", "must be greater than 0", args.memory, "gigabytes"))
     if args.workers is not None:
-        from samewise.runner.config.check.machine import require_few
+        from samewise.runner.processes.memory import require_few
 
         require_few("--workers", args.workers)
         if args.workers < 0:

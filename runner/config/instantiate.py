@@ -13,7 +13,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import tarfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -22,15 +21,11 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig
 
+from samewise.runner.config.library_data import LIBRARIES, PACKAGES, made_within
 from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, returned_by, takes, within
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, in_short, memory_asked_for, nearest, raised_at
 from samewise.runner.processes.memory import bounded
-
-LIBRARY_DATA = ("torchvision.datasets", "torchaudio.datasets")
-"""Their classes may download from the addresses they know, and from no other."""
-_WITH_SCHEME = re.compile(r"<?[^/:]+:")
-"""`file:/etc/passwd`, `data:;base64,...`, `URL:...`: what urllib opens without a `//`."""
 
 _INSTEAD = {
     "torch.hub.load": "it downloads a repository and runs its code: have a function in a package of yours call it, `def net(...) -> nn.Module:`, "
@@ -39,8 +34,6 @@ _INSTEAD = {
     "torch.jit.load": "weights are read by initialise.weights=FILE",
 }
 """What is meant by names of functions that do more than make a component."""
-
-tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # torchvision and torchaudio extract what they downloaded without one of their own
 
 SPECIAL = ("_target_", "_partial_", "_args_")
 
@@ -72,16 +65,20 @@ def instantiate(node: Any, path: str, /, *, allowed: Sequence[str], **extra: Any
 
 def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Mapping[str, Any]) -> Any:
     made = locate(node["_target_"], path, allowed)
+    is_own = within(made.__module__, allowed)
     unknown = [key for key in node if key.startswith("_") and key.endswith("_") and key not in SPECIAL]
     if unknown:
         raise ConfigError(Problem(f"{path}.{unknown[0]}", "no such key", node[unknown[0]], hint=nearest(unknown[0], SPECIAL)))
     positional = [instantiate(part, f"{path}._args_.{index}", allowed=allowed) for index, part in enumerate(node.get("_args_") or ())]
     named = {key: instantiate(part, f"{path}.{key}", allowed=allowed) for key, part in node.items() if key not in SPECIAL}
     named |= extra
-    _refuse_addresses(made, path, positional, named)
+    if within(made.__module__, LIBRARIES):
+        _keep_from_ghostscript()
+    if within(made.__module__, PACKAGES):
+        made = functools.partial(made_within, made, path)
     if node.get("_partial_", False):
         return functools.partial(made, *positional, **named)
-    if within(made.__module__, allowed):  # the user's own code, which may know better
+    if is_own:  # the user's own code, which may know better
         return call(made, path, *positional, **named)
     try:
         with bounded():
@@ -144,14 +141,6 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
     if not takes(path, found, own):
         raise ConfigError(_wrong_kind(where, target, found, path, own))
     return found
-
-
-def _refuse_addresses(made: Callable[..., Any], path: str, positional: Sequence[Any], named: Mapping[str, Any]) -> None:
-    if within(made.__module__, LIBRARY_DATA):
-        _keep_from_ghostscript()
-        for key, value in [*enumerate(positional), *named.items()]:
-            if isinstance(value, str) and ("://" in value or _WITH_SCHEME.match(value.strip())):
-                raise ConfigError(Problem(f"{path}.{key}", "a config may not choose where to download from", value, "a name that the data set knows"))
 
 
 def _keep_from_ghostscript() -> None:
@@ -288,5 +277,5 @@ def _under(path: str, problem: Problem) -> Problem:
 
 
 def _name(made: Any) -> str:
-    inner = made.func if isinstance(made, functools.partial) else made
+    inner = (made.args[0] if made.func is made_within else made.func) if isinstance(made, functools.partial) else made
     return str(getattr(inner, "__qualname__", getattr(inner, "__name__", inner)))

@@ -83,6 +83,7 @@ PARTS = {
 
 REFUSED = {
     "torch.nn.parallel": "wraps a model for several devices: `strategy` does",
+    "torchvision.datasets.kinetics": "downloads from the addresses that a file in its folder lists",
     "torchvision.datasets.lsun": "reads a pickle from the current folder",
     "torchvision.datasets.utils": "downloads and unpacks",
     "torchaudio.datasets.utils": "unpacks",

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from samewise.runner.config.check.machine import require_few
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.parent import JobParent
 from samewise.runner.launchers.submission import unexplained
+from samewise.runner.processes.memory import require_few
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
 from samewise.runner.records.sweep_folder import SweepFolder
 from samewise.runner.tracking.link import SHARED

@@ -1,7 +1,8 @@
-"""How much memory there still is, and a bound on what a part of this process takes. Imports neither torch nor mlflow."""
+"""How much memory there still is; bounds on what a part of this process takes, and on the number of processes. Imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+
+from samewise.runner.errors import ConfigError, Problem
 
 _SHARE: Final = 0.9
 _LEAST: Final = 2 << 30
@@ -46,3 +49,10 @@ def bounded() -> Generator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+
+
+def require_few(path: str, count: int) -> None:
+    """Raise a ConfigError for thousands of processes, which take a machine down before any of them has loaded a sample."""
+    cores = os.cpu_count() or 1
+    if count > max(64, 8 * cores):
+        raise ConfigError(Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {max(64, 8 * cores)}"))

@@ -118,6 +118,13 @@ def test_free_memory_is_that_of_the_control_group_with_what_only_caches_files(tm
     assert memory.free_memory(tmp_path) > 3500
 
 
+def test_a_data_set_of_a_library_starts_no_thousands_of_workers(tmp_path: Path) -> None:
+    node = {"_target_": "torchvision.datasets.UCF101", "root": str(tmp_path), "annotation_path": str(tmp_path), "frames_per_clip": 1, "num_workers": 100_000}
+    with pytest.raises(ConfigError, match="is more processes than this machine can carry") as told:
+        instantiate(node, "dataset.train", allowed=())
+    assert told.value.problems[0].path == "dataset.train.num_workers"
+
+
 def test_more_jobs_at_a_time_than_the_machine_can_carry_are_not_started(samewise, tmp_path: Path) -> None:
     done = samewise("sweep", DIGITS, "debug=tiny", "seed=range(5000)", "launcher.jobs=5000", "tracking=none", f"run_root={tmp_path}")
     assert done.returncode == 2

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
 from samewise_tiny import DIGITS
 
+from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError, DamagedFile
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import logged_model, store_places
@@ -250,3 +253,58 @@ def test_the_command_ui_starts_no_server_over_a_store_that_shows_other_folders(s
     assert "/etc" in done.stderr
     assert "--trust" in done.stderr
     assert not started
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    """A data set in two archives, as its folder was handed on: with a link beside them that leads to the user's files, through which they are unpacked."""
+    root, mine = tmp_path / "theirs" / "data", tmp_path / "mine"
+    root.mkdir(parents=True)
+    mine.mkdir()
+    (mine / "profile").write_text("mine")
+    (root / "up").symlink_to("../../mine")
+    for name in ("leftImg8bit_trainvaltest.zip", "gtFine_trainvaltest.zip"):
+        with zipfile.ZipFile(root / name, "w") as archive:
+            archive.writestr("leftImg8bit/train/a/a_leftImg8bit.png", "")
+            archive.writestr("gtFine/train/a/a_gtFine_instanceIds.png", "")
+            archive.writestr("up/profile", "theirs")
+    return root
+
+
+@pytest.mark.parametrize("is_loader", [False, True], ids=["by itself", "as another's loader"])
+def test_an_archive_of_a_data_set_is_not_unpacked_through_a_link(archives: Path, tmp_path: Path, is_loader: bool) -> None:
+    """`samewise check` of a config that names the folder wrote any file of the user's: zipfile follows links that are there."""
+    node = {"_target_": "torchvision.datasets.Cityscapes", "root": str(archives)}
+    make = instantiate({**node, "_partial_": True}, "dataset.train", allowed=()) if is_loader else lambda: instantiate(node, "dataset.train", allowed=())
+    with pytest.raises(ConfigError, match=r"dataset.train: would write outside of the data set's folder: .*/mine/profile; hint: a link"):
+        make()
+    assert (tmp_path / "mine" / "profile").read_text() == "mine"
+    (archives / "up").unlink()
+    shutil.rmtree(archives / "leftImg8bit")
+    (tmp_path / "linked").symlink_to(archives)  # the root itself may be one
+    assert len(instantiate({**node, "root": str(tmp_path / "linked")}, "dataset.train", allowed=())) == 1
+    assert (archives / "up" / "profile").read_text() == "theirs"
+    (tmp_path / "mine" / "profile").write_text("anything")  # nothing is watched any more
+
+
+def test_a_data_set_of_samewise_s_own_downloads_through_no_link_either(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / ".download.lock").symlink_to(tmp_path / "mine" / "made")
+    node = {"_target_": "samewise.datasets.mnist.MNIST", "root": str(tmp_path / "theirs"), "split": "train", "download": True}
+    with pytest.raises(ConfigError, match="would write outside of the data set's folder"):
+        instantiate(node, "dataset.train", allowed=())
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_list_of_addresses_in_a_data_set_s_folder_is_not_fetched(tmp_path: Path) -> None:
+    """torchvision's Kinetics fetches and unpacks all that a file there lists."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        (tmp_path / "files").mkdir()
+        (tmp_path / "files" / "k400_train_path.txt").write_text(f"http://127.0.0.1:{listening.getsockname()[1]}/x.tar.gz\n")
+        node = {"_target_": "torchvision.datasets.Kinetics", "root": str(tmp_path), "frames_per_clip": 1, "download": True}
+        with pytest.raises(ConfigError, match="downloads from the addresses that a file in its folder lists"):
+            instantiate(node, "dataset.train", allowed=())
+        listening.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listening.accept()

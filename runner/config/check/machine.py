@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from samewise.runner.config.check.settings import HIGHEST
 from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.processes.memory import require_few
 from samewise.runner.records.files import try_writing
 
 _MOST_THREADS = 256
@@ -25,13 +26,6 @@ def runs_can_be_written(cfg: DictConfig) -> Iterator[Problem]:
     """By trying it: permissions do not show that a file system is read-only."""
     if refusal := try_writing(Path(cfg.run_root).expanduser()):
         yield Problem("run_root", f"cannot write there: {refusal}", str(cfg.run_root), "a writable folder", "run_root=FOLDER")
-
-
-def require_few(path: str, count: int) -> None:
-    """Raise a ConfigError for thousands of processes, which take a machine down before any of them has loaded a sample."""
-    cores = os.cpu_count() or 1
-    if count > max(64, 8 * cores):
-        raise ConfigError(Problem(path, f"is more processes than this machine can carry with {cores} cores", count, f"at most {max(64, 8 * cores)}"))
 
 
 def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
