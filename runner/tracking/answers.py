@@ -1,19 +1,22 @@
-"""What is taken from a tracking server: no more than there is room for, whatever it sends. Imports mlflow.
+"""What is taken from a tracking server: no more than there is room for, and from no other than the one that was named, whatever it sends. Imports mlflow.
 
 requests reads an answer whole into memory, and urllib3 a header or the length of a chunk, however long they are; MLflow asks for as many pages as
 a server says there are, and writes as much of an artifact as comes. So each answer's bytes are counted where they leave the socket, and again
-when they have been decompressed. Databricks' own client and the clients of clouds do not come by here.
+when they have been decompressed. It may also send elsewhere: by a redirection, by an address to download from, by a run whose artifacts are on another
+host, which MLflow then tells this user's token. Databricks' own client and the clients of clouds do not come by here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from http.client import HTTPResponse
 from typing import Any
+from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
@@ -26,6 +29,8 @@ ANSWER = ("SAMEWISE_MAX_ANSWER_BYTES", 64 << 20)
 """The environment variable that limits an answer that is held in memory, and its value without it. A command's together may be `_ANSWERS` times that."""
 DOWNLOAD = ("SAMEWISE_MAX_DOWNLOAD_BYTES", 4 << 30)
 """The same of all files that a command downloads."""
+HOSTS = "SAMEWISE_TRACKING_HOSTS"
+"""The environment variable that names further hosts, `HOST:PORT` with commas between, to which a tracking server may send."""
 _ANSWERS = 8
 _LONGEST_S = 300.0
 _HEADERS = 1 << 20
@@ -50,6 +55,8 @@ class _Taken:
 
 
 _here = threading.local()
+_named = set[str]()
+"""The hosts that the user has named, as `HOST:PORT`; `*` for any."""
 _command: list[_Taken] = []
 
 
@@ -135,6 +142,7 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
         return manager
 
     def send(self, request: Any, stream: bool = False, timeout: Any = None, verify: Any = True, cert: Any = None, proxies: Any = None) -> Any:
+        _require_named(request)
         response = super().send(request, stream, timeout, verify, cert, proxies)
         counted: _Counted = _here.counted
         if stream and response.ok:
@@ -146,6 +154,25 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
 
         response.raw.stream = stream_counted
         return response
+
+
+def _require_named(request: Any) -> None:
+    """Refuse to ask, or to tell a token to, a host that the user has not named. What is uploaded without a token may go where the server has it."""
+    host = _host(request.url)
+    more = {one.strip().lower() for one in os.environ.get(HOSTS, "").split(",")}
+    is_named = _named & {"*", host, host.removesuffix(":443") + ":80"} or host in more
+    if not is_named and not (request.method == "PUT" and "Authorization" not in request.headers):
+        raise _taken().refuse(f"it sends on to {host}, which is not the server that was named; where that is meant to be so, set {HOSTS}={host}")
+
+
+def _host(address: str) -> str:
+    split = urlsplit(address)
+    return f"{(split.hostname or '').lower()}:{split.port or (80 if split.scheme == 'http' else 443)}"
+
+
+def allow(address: str) -> None:
+    """Let a server send to the host of an address, which the user has named or trusts; to any, of an address without one (`databricks`)."""
+    _named.add(_host(address.replace("mlflow-artifacts:", "http:", 1)) if urlsplit(address).hostname else "*")
 
 
 def _count(manager: Any) -> None:
@@ -162,6 +189,10 @@ def connect(uri: str) -> MlflowClient:
     """A client of a store, whose answers are limited."""
     for of in (ANSWER, DOWNLOAD):
         limit_from(*of)
+    for address in (uri, os.environ.get("MLFLOW_REGISTRY_URI", "")):
+        if address.startswith(("http://", "https://", "databricks")):
+            allow(address)
+    os.environ.setdefault("MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD", "false")  # from an address of the server's choice; it sends the file itself, too
     if request_utils.TCPKeepAliveHTTPAdapter is not _Adapter:
         request_utils.TCPKeepAliveHTTPAdapter = _Adapter
         request_utils._cached_get_request_session.cache_clear()  # pyright: ignore[reportPrivateUsage]

@@ -155,6 +155,62 @@ def test_a_file_without_end_is_not_taken(samewise: Callable[..., Any], stranger:
     assert kind.sent < BUFFERED
 
 
+@pytest.fixture
+def other() -> Iterator[tuple[str, list[Any]]]:
+    """`HOST:PORT` of a server that the user has not named, as the cloud's for its machines' credentials is, and what it was asked."""
+    heard = list[Any]()
+
+    class Kind(_Stranger):
+        def do_GET(self) -> None:
+            heard.append((self.path, dict(self.headers)))
+            self.plain(b"{}")
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Kind)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}", heard
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def redirects(handler: _Stranger, to: str) -> None:
+    handler.wfile.write(HEAD % 307 + f"Location: http://{to}/latest/meta-data/\r\nContent-Length: 0\r\n\r\n".encode())
+
+
+def keeps_files_elsewhere(handler: _Stranger, to: str) -> None:
+    """As another user of the user's own server can have it: by the artifact location of an experiment."""
+    handler.plain(RUN_JSON.replace("mlflow-artifacts:/1/x", f"mlflow-artifacts://{to}/1/x").encode())
+
+
+def names_an_address_to_download_from(handler: _Stranger, to: str) -> None:
+    if handler.path.endswith("server-info"):
+        handler.plain(b'{"multipart_downloads_enabled": true, "multipart_uploads_enabled": true}')
+    elif "presigned" in handler.path:
+        handler.plain(f'{{"url": "http://{to}/latest/meta-data/", "headers": {{"Metadata-Flavor": "Google"}}, "file_size": 100}}'.encode())
+    else:
+        _serves_a_run(handler)
+
+
+@pytest.mark.parametrize("way", [redirects, keeps_files_elsewhere, names_an_address_to_download_from])
+def test_nothing_is_asked_of_a_host_that_a_server_sends_to_and_no_token_told_there(
+    samewise: Callable[..., Any], stranger: Any, other: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch, way: Callable[..., None]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "a-token")
+    kind, address = stranger
+    host, heard = other
+    kind.answer = lambda handler: way(handler, host)
+    done = samewise("verify", RUN, "--uri", address)
+    assert heard == []
+    assert done.returncode == 2
+    assert "--debug" not in done.stderr
+    if way is not names_an_address_to_download_from:  # there, the server is asked for the file itself
+        assert f"set SAMEWISE_TRACKING_HOSTS={host}" in done.stderr
+        monkeypatch.setenv("SAMEWISE_TRACKING_HOSTS", f"a:1, {host}")
+        samewise("verify", RUN, "--uri", address)
+        assert heard
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("what", STRANGE)
 def test_an_answer_that_cannot_be_understood_is_told_of(samewise: Callable[..., Any], stranger: Any, what: str, command: str) -> None:
