@@ -20,9 +20,10 @@ TURNS = 12
 
 def main(wanted: list[str], say: Callable[[str], None] = print) -> None:
     say(f"{'work':<42} {'strict':>10}  portable to strict, to strict with no more than AVX2")
-    for name, overrides in WORK.items():
+    for name, work in WORK.items():
         if wanted and not any(word in name for word in wanted):
             continue
+        overrides = [*work, "reproducibility.threads=1"]
         strict, narrow = Trainer(overrides, 1), Trainer(overrides, 1, AVX2)
         portable = Trainer([*overrides, "reproducibility=portable"], 1)
         turns = [[float(trainer.ask("step").split()[1]) for trainer in (strict, narrow, portable)] for _ in range(TURNS + 2)][2:]
