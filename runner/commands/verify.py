@@ -209,7 +209,7 @@ def _closely(folder: RunFolder, composed: Composed, project: Project, step: int,
         try:
             words, first = tell_apart(folder, step, runs[0], runs[1] if changed else None)
         except Exception as error:  # what is known already is told all the same
-            return None, [f"step {step} could not be looked at closely: {type(error).__name__}: {first_line(error)}"]
+            return None, [f"step {step} could not be examined closely: {type(error).__name__}: {first_line(error)}"]
     return {"kind": first.kind, "name": first.name} if first else None, words
 
 

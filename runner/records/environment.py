@@ -98,15 +98,15 @@ _MAY_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO", "NV
 def expectation(first: Mapping[str, Any], second: Mapping[str, Any], differing: Sequence[str]) -> str:
     """Whether the bits of the recorded environment and of this one can be expected to agree, in a sentence."""
     if differing:
-        return f"other bits are to be expected: {'; '.join(differing)}"
+        return f"different bits are expected: {'; '.join(differing)}"
     one, two = first.get("variables", {}), second.get("variables", {})
     said = [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in _MAY_DECIDE if one.get(name) != two.get(name)]
     said += [f"threads were {first['threads']} and are {second['threads']}"] if first.get("threads", second["threads"]) != second["threads"] else []
     if said:
-        return f"other bits are possible: {'; '.join(said)}"
+        return f"different bits are possible: {'; '.join(said)}"
     if first.get("level") == "none":
-        return "other bits are possible: the run does not promise to repeat (level none)"
-    return "the same bits are to be expected: the environments agree in all that is known to decide them"
+        return "different bits are possible: the run does not promise to repeat (level none)"
+    return "the same bits are expected: the environments agree in everything known to affect them"
 
 
 RECORDS_DIFF = "SAMEWISE_GIT_DIFF"

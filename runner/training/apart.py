@@ -41,13 +41,13 @@ def tell_apart(folder: RunFolder, step: int, there: Run, here: Run | None) -> tu
             other, _, _ = look_at(here, two, at)
             found = first_difference(seen, other)
             if found:
-                words = f"looked at closely, step {at} differs first in {_described(found)}"
+                words = f"examined closely, step {at} differs first in {_described(found)}"
                 return [words, *_whose(at, agrees=agrees)], found[0] or found[1]
             two = copy_to_cpu(state_of(here))
         if not agrees:
             return list(_unlike_the_record(there, at, head, lines[at], line)), None
         one = copy_to_cpu(state_of(there))
-    return [f"looked at closely, nothing differs in step {step}: the difference did not occur again"], None
+    return [f"examined closely, step {step} shows no difference: it did not occur again"], None
 
 
 def _nearest(folder: RunFolder, step: int, run: Run) -> Mapping[str, Any]:
@@ -65,20 +65,20 @@ def _described(found: tuple[Noted | None, Noted | None]) -> str:
     one, two = found
     if one and two and (one.kind, one.name) == (two.kind, two.name):
         return str(one) + (f": {one.value} there, {two.value} here" if one.kind == "option" else "")
-    return f"the order of what is computed: there comes {one or 'nothing more'}, here {two or 'nothing more'}"
+    return f"the order of computation: there {one or 'nothing more'} comes next, here {two or 'nothing more'}"
 
 
 def _whose(step: int, *, agrees: bool) -> Iterator[str]:
     if agrees:
-        yield f"trained again as it was, step {step} gives what was recorded: what was changed makes the difference"
+        yield f"trained without the overrides, step {step} matches the record: the overrides cause the difference"
     else:
-        yield f"trained again as it was, step {step} does not give what was recorded either: not only what was changed makes the difference"
+        yield f"trained without the overrides, step {step} does not match the record either: the overrides are not the only cause"
 
 
 def _unlike_the_record(run: Run, step: int, head: dict[str, Any], recorded: dict[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
-    yield f"step {step} gives the same bits each time that it is taken here, but not the recorded ones: another machine, other data or other code gave those"
+    yield f"step {step} gives the same bits each time here, but not the recorded ones: those come from another machine, other data or other code"
     stage, _ = trace.parting(head, recorded, line) or ("", "")
     if stage == "batch":
         samples = samples_of(run, step)
         more = f" and {len(samples) - 16} more" if len(samples) > 16 else ""
-        yield f"it loads the samples {', '.join(map(str, samples[:16]))}{more} of dataset.train, one of which is not what it was"
+        yield f"it loads the samples {', '.join(map(str, samples[:16]))}{more} of dataset.train, one of which has changed"

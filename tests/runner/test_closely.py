@@ -120,14 +120,14 @@ def test_what_was_changed_is_named_where_it_first_shows(samewise, run, override,
     found = verified(samewise, run, override)
     assert found["parts"]["step"] == step
     assert found["first"] == {"kind": kind, "name": name}, found["said"]
-    assert f"trained again as it was, step {step} gives what was recorded: what was changed makes the difference" in found["said"]
+    assert f"trained without the overrides, step {step} matches the record: the overrides cause the difference" in found["said"]
 
 
 def test_the_settings_of_both_are_told_and_a_coarse_look_names_none(samewise, run) -> None:
     told = samewise("verify", run, "scheduler.drops_at=3").stdout
-    assert told.startswith("the same bits are to be expected: the environments agree")
-    assert "looked at closely, step 3 differs first in the optimizer's momentum: 0.9 there, 0.5 here" in told
-    assert "looked at closely" not in samewise("verify", run, "scheduler.drops_at=3", "--coarse").stdout
+    assert told.startswith("the same bits are expected: the environments agree")
+    assert "examined closely, step 3 differs first in the optimizer's momentum: 0.9 there, 0.5 here" in told
+    assert "examined closely" not in samewise("verify", run, "scheduler.drops_at=3", "--coarse").stdout
 
 
 def test_where_the_trace_has_only_some_steps_the_first_of_those_between_is_found(samewise, lab) -> None:
@@ -139,11 +139,11 @@ def test_where_the_trace_has_only_some_steps_the_first_of_those_between_is_found
 
 def test_whether_bits_can_agree_is_said_from_the_two_environments() -> None:
     one = {"threads": 1, "variables": {"MKL_CBWR": "AVX2"}, "level": "R2"}
-    assert expectation(one, one, []).startswith("the same bits are to be expected")
-    assert expectation(one, {**one, "threads": 2}, []) == "other bits are possible: threads were 1 and are 2"
+    assert expectation(one, one, []).startswith("the same bits are expected")
+    assert expectation(one, {**one, "threads": 2}, []) == "different bits are possible: threads were 1 and are 2"
     assert "MKL_CBWR was 'AVX2' and is None" in expectation(one, {**one, "variables": {}}, [])
     assert "level none" in expectation({**one, "level": "none"}, one, [])
-    assert expectation(one, one, ["cpu.capability was 'AVX512' and is 'AVX2'"]) == "other bits are to be expected: cpu.capability was 'AVX512' and is 'AVX2'"
+    assert expectation(one, one, ["cpu.capability was 'AVX512' and is 'AVX2'"]) == "different bits are expected: cpu.capability was 'AVX512' and is 'AVX2'"
 
 
 def test_an_operator_that_is_not_deterministic_is_named(samewise, lab) -> None:
@@ -171,7 +171,7 @@ def test_a_model_that_was_edited_is_the_cause_and_not_called_chance(samewise, la
     assert (found["parts"]["step"], found["parts"]["stage"]) == (1, "loss")
     said = "\n".join(found["said"])
     assert "Net.forward" in said
-    assert "step 1 gives the same bits each time that it is taken here, but not the recorded ones" in said
+    assert "step 1 gives the same bits each time here, but not the recorded ones" in said
 
 
 def test_one_altered_pixel_is_found_in_the_step_that_loads_it(samewise, lab, run) -> None:
