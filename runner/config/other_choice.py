@@ -136,7 +136,7 @@ def _left_out(change: Change, dropped: Sequence[FileValue], unfit: set[str]) -> 
 def _kept(change: Change, stays: Sequence[FileValue]) -> Problem:
     keys = _and([f"{value.path.removeprefix(f'{change.path}.')}={_short(value.value)}" for value in stays])
     own = [f"{value.path}={_short(change.others[value.path].value)}" for value in stays if value.path in change.others]
-    hint = f"say which you want; of {change.now} itself: {' '.join(own)}" if own else ""
+    hint = f"set what you want; {change.now}'s own values: {' '.join(own)}" if own else ""
     return Problem(change.path, f"{change.now} keeps {keys}, which {_name(change)} sets for {change.before or 'no choice'}", hint=hint, where=stays[0].where)
 
 

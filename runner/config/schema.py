@@ -50,9 +50,9 @@ class Compile:
     """Whether and how torch.compile compiles the model for the training step. Evaluations run it as it is."""
 
     mode: CompileMode = CompileMode.off
-    """off, default, or max: search for the fastest kernels. Compiled or not, the bits are others, so it is part of the experiment."""
+    """off, default, or max: search for the fastest kernels. Compiling changes the bits, so it is part of the experiment."""
     cuda_graphs: bool = False
-    """Record a compiled forward and backward pass as CUDA graphs and replay them; on CUDA only, with one micro-batch a step."""
+    """Record a compiled forward and backward pass as CUDA graphs and replay them; on CUDA only, with one micro-batch per step."""
     max_graphs: int = 8
     """How many graphs may be compiled, one for each shape of the model's input; one more is an error."""
 
@@ -66,11 +66,11 @@ class Loader:
     prefetch_factor: int = 2
     """Micro-batches that each worker prepares in advance."""
     pin_memory: bool = True
-    """Page-locked memory for batches; used on CUDA only."""
+    """Use page-locked memory for batches; on CUDA only."""
     shuffle: bool = True
-    """A new permutation each epoch, keyed by (seed, epoch)."""
+    """Draw a new permutation for each epoch, keyed by (seed, epoch)."""
     drop_last: bool = True
-    """Leave out the last, smaller batch of an epoch in training."""
+    """In training, leave out the last batch of an epoch if it is smaller than the others."""
     order: Any = None
     """A component that determines the order of an epoch (repeated augmentation, grouping by aspect ratio); null: `shuffle` decides."""
 
@@ -82,19 +82,19 @@ class Evaluate:
     every_epochs: int | None = 1
     """Evaluate every N epochs, and always at the end; null: only at the end."""
     every_steps: int | None = None
-    """Evaluate every N steps instead."""
+    """Evaluate every N steps, instead of by epochs."""
     batch_size: int = 64
     """Samples per evaluation batch."""
     limit: int | None = None
     """Evaluate only the first N batches of the validation split; null: all of it."""
     monitor: Any = "valid/loss"
-    """The metric that says which checkpoint is best, and that plateau schedules and early stopping follow. Of a list, the first; the others go to `also`."""
+    """The metric that decides which checkpoint is best, and that plateau schedules and early stopping follow. Of a list, the first; the others go to `also`."""
     mode: Mode | None = None
-    """Whether lower or higher is better; null: as the metric's name tells (lower for a loss, higher for an accuracy)."""
+    """Whether lower or higher is better; null: by the metric's name (lower for a loss, higher for an accuracy)."""
     also: dict[str, Mode] = field(default_factory=dict)
-    """More metrics, each with min or max: the best by each is kept and shown too. Changes no result."""
+    """More metrics, each with min or max: the best checkpoint by each is kept too, and its value shown. Changes no result."""
     pictures: bool = True
-    """Draw pictures of the last evaluation. Changes no result."""
+    """Draw plots and pictures of the last evaluation. Changes no result."""
 
 
 @dataclass
@@ -102,17 +102,17 @@ class Checkpoint:
     """When checkpoints are written and which are kept. Changes no result."""
 
     every_steps: int | None = None
-    """Write one every N steps; null: by epochs only."""
+    """Write a checkpoint every N steps; null: by epochs only."""
     every_epochs: int | None = 1
-    """Write one every N epochs."""
+    """Write a checkpoint every N epochs; null: by steps only."""
     keep_last: int = 2
-    """How many of the newest to keep."""
+    """How many of the newest checkpoints to keep."""
     keep_best: int = 1
-    """How many of the best by `evaluate.monitor` to keep."""
+    """How many of the best checkpoints by `evaluate.monitor` to keep."""
     keep_every_steps: int | None = None
-    """Keep permanently those whose step is a multiple of this."""
+    """Keep permanently the checkpoints whose step is a multiple of this."""
     background: bool = True
-    """Write in a thread, so that training does not wait."""
+    """Write checkpoints in a thread, so that training does not wait."""
     sharded: bool = False
     """Each process writes its own shards (strategy=fsdp), into a folder that all of them can access."""
 
@@ -132,11 +132,11 @@ class Tracking:
     """Where metrics, configs and pictures go. Changes no result."""
 
     enabled: bool = True
-    """False: the run's folder is the only record."""
+    """Log to a tracking store; false: the run's folder is the only record."""
     report_to: list[str] = field(default_factory=lambda: ["mlflow"])
-    """Any of mlflow, tensorboard and wandb (Weights & Biases)."""
+    """Where to log: any of mlflow, tensorboard and wandb (Weights & Biases)."""
     uri: str = "sqlite:///${run_root}/mlflow.db"
-    """An MLflow tracking URI."""
+    """The MLflow tracking URI."""
     experiment: str = "samewise"
     """The MLflow experiment's name."""
     artifact_location: str | None = None
@@ -144,7 +144,7 @@ class Tracking:
     run_name: str | None = None
     """The MLflow run's name; null: the experiment's name and fingerprint."""
     tags: dict[str, str] = field(default_factory=dict)
-    """Additional tags."""
+    """Additional tags of the run."""
     send_every_s: float = 1.0
     """Seconds between two transmissions."""
     flush_timeout_s: float = 30.0
@@ -152,9 +152,9 @@ class Tracking:
     log_every_steps: int = 1
     """Log the step's metrics every N steps."""
     log_checkpoint: bool = True
-    """Upload the best checkpoint as an artifact, and the trace, by which the run can be verified when its folder is gone."""
+    """Upload the best checkpoint and the trace as artifacts, so that the run can be verified when its folder is gone."""
     log_model: bool = False
-    """Also log the best checkpoint of a finished run as an MLflow model, which `mlflow models serve` serves; later: `samewise sync RUN --log-model`."""
+    """Also log the best checkpoint of a finished run as an MLflow model, for `mlflow models serve`; to do this later: `samewise sync RUN --log-model`."""
     register_model: str | None = None
     """Log the model, and register it under this name in MLflow's model registry, as its next version."""
     log_system: bool = True
@@ -174,9 +174,9 @@ class Reproducibility:
     threads: int = 1
     """Number of torch threads in the main process. It changes bits, so it is part of the fingerprint."""
     fill_uninitialized_memory: bool = False
-    """Fill new tensors with NaN under deterministic algorithms: finds reads of uninitialised memory, but costs time."""
+    """Fill new tensors with NaN under deterministic algorithms: this finds reads of uninitialised memory, but takes time."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables set before torch is imported, of those that choose how numbers are computed (MKL_CBWR, OMP_PROC_BIND, ...)."""
+    """Environment variables to set before torch is imported; only those that choose how numbers are computed (MKL_CBWR, OMP_PROC_BIND, ...)."""
     other_environment: str = "refuse"
     """What to do when a run is resumed in an environment that would change its bits: refuse, or record (and lower the level)."""
 
@@ -194,21 +194,21 @@ class Experiment:
     device: Device = Device.auto
     """auto, cpu or cuda."""
     max_epochs: int = 10
-    """Passes over the training split."""
+    """Number of passes over the training split."""
     max_steps: int | None = None
-    """Stop after this many optimizer steps, if that comes before `max_epochs`; 0: evaluate the model as it is, and train nothing."""
+    """Stop after this many optimizer steps, if that comes before `max_epochs`; 0: only evaluate the model, without training."""
     batch_size: int = 64
     """Samples per optimizer step, over all replicas and accumulated micro-batches."""
     replicas: int = 1
-    """Logical data-parallel workers; how many processes carry them does not change the result."""
+    """Logical data-parallel workers; the number of processes that run them does not change the result."""
     accumulate: int = 1
-    """Micro-batches each replica adds up before the optimizer steps."""
+    """Micro-batches that each replica accumulates per optimizer step."""
     clip_norm: float | None = None
     """Maximum norm of the gradient; null: no clipping."""
     memory_format: MemoryFormat = MemoryFormat.contiguous
     """Memory layout of images and convolution weights."""
     activation_checkpointing: list[str] = field(default_factory=list)
-    """Modules whose activations are computed again in the backward pass, by class (`BasicBlock`) or name (`layer4.*`). Needs less memory, changes no result."""
+    """Modules whose activations are recomputed in the backward pass, by class (`BasicBlock`) or name (`layer4.*`). Saves memory, changes no result."""
 
     resume_from: str | None = None
     """A checkpoint of another run to continue from: its folder (`RUN/checkpoints/step-00000040`), `run:RUN` (the best), or `run:RUN/last`."""
@@ -228,13 +228,13 @@ class Experiment:
     param_groups: dict[str, Any] = field(default_factory=dict)
     """Parameter groups by pattern, with the options in which they differ from the optimizer."""
     initialise: Any = None
-    """Weights from a file, and initialisation by module type."""
+    """Initial weights: from a file, or by module type."""
     precision: Any = MISSING
     """fp32, tf32, bf16 or fp16."""
     strategy: Any = MISSING
-    """Where the work runs."""
+    """In how many processes a run trains, and how they share the work."""
     callbacks: dict[str, Any] = field(default_factory=dict)
-    """Each a samewise.runner.interfaces.Callback, by name."""
+    """Callbacks by name, each a samewise.runner.interfaces.Callback."""
 
     compile: Compile = field(default_factory=Compile)
     loader: Loader = field(default_factory=Loader)

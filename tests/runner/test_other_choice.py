@@ -78,7 +78,7 @@ def test_what_another_optimizer_and_scheduler_do_not_take_is_left_out_and_said_i
         "resnet18_digits.yaml:27: optimizer: adamw keeps lr=0.1 and weight_decay=0.0005, which experiment=resnet18_digits sets for sgd",
         f"resnet18_digits.yaml:32: scheduler: cycle_momentum and pct_start are left out: {experiment} them for one_cycle, and cosine does not take them",
     ]
-    assert composed.cautions[1].hint == "say which you want; of adamw itself: optimizer.lr=0.001 optimizer.weight_decay=0.01"
+    assert composed.cautions[1].hint == "set what you want; adamw's own values: optimizer.lr=0.001 optimizer.weight_decay=0.01"
     by_hand = ["~optimizer.momentum", "~optimizer.nesterov", "~scheduler.pct_start", "~scheduler.cycle_momentum"]
     same = compose(["experiment=resnet18_digits", "optimizer=adamw", "scheduler=cosine", *by_hand], project=mine)
     assert composed.fingerprint == same.fingerprint
