@@ -212,7 +212,8 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
         if not given or os.getppid() != given["parent"]:
             raise PeerFailed("the process that started this rank ended while it was starting")
         project = Project(Path(given["root"]), tuple(given["packages"]), tuple(Path(folder) for folder in given["configs"]))
-        sys.path.append(given["root"])
+        if project.packages:  # else the folder is not code
+            sys.path.append(given["root"])
         composed = dataclasses.replace(compose.load(handed / "config.yaml"), overrides=tuple(given["overrides"]), project=project)
         does = None if work is None else partial(work, given=given["work"])
         rank(_as_agreed(composed, given), as_json=given["json"], look=lambda: None, check=lambda: None, work=does)

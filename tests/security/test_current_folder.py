@@ -19,6 +19,8 @@ from samewise.runner.records.environment import git_state
 
 TINY = [*DIGITS, "max_steps=1"]
 MARKS = "import pathlib\npathlib.Path(__file__).with_name('mark').write_text(__name__)\n"
+ABSENT = ("cuda", "winreg", "_winapi")
+"""What libraries try to import that is not there: found wherever on sys.path the folder stands."""
 STANDARD = ("argparse", "logging", "queue", "socket", "yaml", "struct", "json", "selectors", "random")
 
 
@@ -30,7 +32,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def strange(tmp_path: Path) -> Path:
     """A folder with files that are called like modules, and with a plugin for Hydra; each leaves a mark where it is imported."""
-    for name in STANDARD:
+    for name in (*STANDARD, *ABSENT):
         (tmp_path / f"{name}.py").write_text(MARKS)
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "stranger.py").write_text(MARKS)
@@ -42,6 +44,18 @@ def test_training_imports_nothing_from_the_current_folder(strange: Path) -> None
     done = run("train", *TINY, "model.width=4", f"run_root={strange / 'runs'}", folder=strange)
     assert done.returncode == 0, done.stderr + done.stdout
     assert not [*strange.glob("mark"), *strange.glob("*/mark")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_project", [False, True], ids=["a folder", "a project with packages"])
+def test_ranks_import_nothing_from_the_current_folder(strange: Path, is_project: bool) -> None:
+    if is_project:
+        (strange / "pyproject.toml").write_text('[tool.samewise]\npackages = ["samewise"]\n')
+    done = run("train", *TINY, "model.width=4", "strategy=elastic", "replicas=2", "strategy.nproc=2", f"run_root={strange / 'runs'}", folder=strange)
+    assert done.returncode == 0, done.stderr + done.stdout
+    marks = {path.read_text() for path in strange.glob("mark")}
+    assert marks <= set(ABSENT) if is_project else not marks  # a project's own folder comes last: in it a test that imported nothing would tell nothing
+    assert marks or not is_project
 
 
 @pytest.mark.slow
