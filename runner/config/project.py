@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import stat
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -110,12 +111,13 @@ def _wrong_settings(file: Path, table: Mapping[str, Any]) -> list[Problem]:
 
 
 def _not_mine(file: Path, here: Path) -> list[Problem]:
-    """Somebody else's file above the current folder, such as one that was left in /tmp: its packages would be run as this user's own."""
-    owner = file.stat().st_uid
-    if file.parent == here or owner in (os.getuid(), 0):
+    """Somebody else's file above the current folder, or in one where anybody can leave it, such as /tmp: its packages would be run as this user's own."""
+    owner, is_anybodys = file.stat().st_uid, bool(file.parent.stat().st_mode & stat.S_IWOTH)
+    if owner in (os.getuid(), 0) or (file.parent == here and not is_anybodys):
         return []
-    expected = "a file of this user's, or of root's, in a folder above the current one"
-    return [Problem(str(file), f"belongs to another user (uid {owner})", expected=expected, hint=f"if you trust it, run the command in {file.parent}")]
+    expected = f"a file of this user's, or of root's, in a folder {'that others can write' if is_anybodys else 'above the current one'}"
+    hint = "if you trust it, copy it into a folder of your own" if is_anybodys else f"if you trust it, run the command in {file.parent}"
+    return [Problem(str(file), f"belongs to another user (uid {owner})", expected=expected, hint=hint)]
 
 
 def _importable(name: str) -> bool:

@@ -104,6 +104,9 @@ def test_a_file_above_the_current_folder_is_no_project_where_it_is_another_users
     with pytest.raises(ConfigError, match=r"belongs to another user \(uid 12345\)"):
         project.find(tmp_path / "below")
     assert project.find(tmp_path).packages == ("json",)
+    tmp_path.chmod(0o1777)  # as /tmp, where anybody could have left it
+    with pytest.raises(ConfigError, match=r"belongs to another user \(uid 12345\).*copy it into a folder of your own"):
+        project.find(tmp_path)
     os.chown(tmp_path / "pyproject.toml", 0, 0)
     assert project.find(tmp_path / "below").packages == ("json",)
 
