@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -21,9 +22,13 @@ from urllib.parse import urlsplit
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.utils import request_utils
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, in_short, limit_from
+from samewise.runner.tracking import store_places
 from samewise.runner.tracking.address import in_words
+from samewise.runner.tracking.store_places import LONGEST_S
 
 ANSWER = ("SAMEWISE_MAX_ANSWER_BYTES", 64 << 20)
 """The environment variable that limits an answer that is held in memory, and its value without it. A command's together may be `_ANSWERS` times that."""
@@ -32,7 +37,6 @@ DOWNLOAD = ("SAMEWISE_MAX_DOWNLOAD_BYTES", 4 << 30)
 HOSTS = "SAMEWISE_TRACKING_HOSTS"
 """The environment variable that names further hosts, `HOST:PORT` with commas between, to which a tracking server may send."""
 _ANSWERS = 8
-_LONGEST_S = 300.0
 _HEADERS = 1 << 20
 
 
@@ -72,7 +76,7 @@ class _Counted(io.RawIOBase):
         self._raw = raw
         self._coming, self._decoded = 0, 0
         self._download = False
-        self._until = time.monotonic() + _LONGEST_S
+        self._until = time.monotonic() + LONGEST_S
         _here.counted = self
 
     def readable(self) -> bool:
@@ -122,7 +126,7 @@ class _Counted(io.RawIOBase):
             what = "its files come to" if self._download else "its answer has"
             raise taken.refuse(f"{what} more than {most:,} bytes; where that is meant to be so, set {name} to more")
         if not self._download and time.monotonic() > self._until:
-            raise taken.refuse(f"its answer had not ended after {_LONGEST_S:.0f} s")
+            raise taken.refuse(f"its answer had not ended after {LONGEST_S:.0f} s")
 
 
 class _Answer(HTTPResponse):
@@ -208,13 +212,30 @@ def asking(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
     """
     taken = _Taken()
     _command.append(taken)
+
+    until, words = time.monotonic() + store_places.LONGEST_S, f"its database had not answered after {LONGEST_S:.0f} s"
+
+    def taken_out(store: Any, *_: Any) -> None:
+        if isinstance(store, sqlite3.Connection):
+            store_places.bound(store, until=until, largest=limit_from(*ANSWER), over=lambda: taken.refuse(words))
+
+    def put_back(store: Any, *_: Any) -> None:
+        if isinstance(store, sqlite3.Connection):
+            store_places.unbound(store)
+
+    event.listen(Engine, "checkout", taken_out)
+    event.listen(Engine, "checkin", put_back)
     try:
         yield connect(uri)
     except SamewiseError:
         raise
     except Exception as error:
+        if isinstance(error, MemoryError):
+            taken.refuse(f"its database takes more than {store_places.HEAP:,} bytes of memory")
         known = isinstance(error, MlflowException | OSError)
         reason = str(taken.refused) if taken.refused else in_words(str(error)) if known else f"its answer cannot be understood: {in_short(error)}"
         raise ConfigError(told(reason)) from None
     finally:
+        event.remove(Engine, "checkout", taken_out)
+        event.remove(Engine, "checkin", put_back)
         _command.remove(taken)

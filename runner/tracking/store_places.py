@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from samewise.runner.errors import ConfigError, Problem, TrainingError, first_line
 from samewise.runner.records import trust as signatures
-from samewise.runner.records.files import read_text, write_atomically
+from samewise.runner.records.files import LARGEST, read_text, write_atomically
 from samewise.runner.tracking.address import sqlite_file, without_password
 
+LONGEST_S = 300.0
+"""How long a store is waited for."""
+HEAP = 512 << 20
 _RUNS = (("runs", "artifact_uri", ""), ("logged_models", "artifact_location", ""))
 """Where a run's and a logged model's files are: table, column, condition. They lie in their experiment's place as a rule."""
 _OTHERS = (
@@ -30,6 +35,24 @@ _OF_MLFLOW = (
     "BEGIN SELECT RAISE(ABORT, 'secret_id and secret_name are immutable (used as AAD in encryption)'); END",
 )
 """The triggers that MLflow 3.17 makes, on one line each."""
+
+
+def bound(store: sqlite3.Connection, *, until: float, largest: int = LARGEST, over: Callable[[], object] = lambda: None) -> None:
+    """Have a database that a stranger may have made end: a view can be a query without end, which fills the memory and the disk.
+
+    Its queries end `until` then, by the monotonic clock, after `over` is called. No value has more than `largest` bytes; SQLite in this process takes
+    `HEAP` bytes and no disk.
+    """
+    store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, largest)
+    store.execute("PRAGMA temp_store=MEMORY").close()
+    store.execute(f"PRAGMA hard_heap_limit={HEAP}").close()
+    store.set_progress_handler(lambda: int(time.monotonic() > until and (over(), True)[1]), 100_000)
+
+
+def unbound(store: sqlite3.Connection) -> None:
+    """Undo that for a connection which is kept for others."""
+    store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2**31 - 1)
+    store.set_progress_handler(None, 0)
 
 
 def require(uri: str, *, trust: bool) -> None:
@@ -50,8 +73,8 @@ def require(uri: str, *, trust: bool) -> None:
         return
     try:
         outside = _outside(file)
-    except sqlite3.Error as error:
-        said = first_line(error)
+    except (sqlite3.Error, MemoryError) as error:
+        said = first_line(error) or "it takes too much memory"
         hint = "wait until no other process holds it, or restore it"
         raise ConfigError(Problem(str(file), f"cannot be read: {said}", expected="an MLflow store", hint=hint)) from None
     listed = file.absolute().with_name(f".{file.name}.places")
@@ -72,6 +95,7 @@ def _outside(file: Path) -> list[str]:
     """Places that are not in the store's folder, and what could change them, in order."""
     home = file.absolute().parent.resolve()
     with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as store:
+        bound(store, until=time.monotonic() + LONGEST_S)
         store.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")  # one that is not text would end the reading
         runs = {place for one in _RUNS for place in _places(store, one, home)}
         others = {place for one in _OTHERS for place in _places(store, one, home)}

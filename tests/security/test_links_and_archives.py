@@ -18,6 +18,7 @@ from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError, DamagedFile
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import logged_model, store_places
+from samewise.runner.tracking.store import open_client
 
 TINY = (*DIGITS, "model.width=4", "max_steps=2")
 LINKS = ("metrics.jsonl", "trace.jsonl", "sender.log", ".lock", "artifacts")
@@ -234,6 +235,47 @@ def test_whatever_in_a_store_leads_out_of_its_folder_is_told(tmp_path, way) -> N
     assert "/private" in str(told.value) or "trigger prevent_secrets_aad_mutation" in str(told.value)
     store_places.require(f"sqlite:///{tmp_path}/mlflow.db", trust=True)
     store_places.require(f"sqlite:///{tmp_path}/mlflow.db", trust=False)
+
+
+ENDLESS = "CREATE VIEW {name} AS WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT {columns} FROM x {rest}"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("rest", ["WHERE n < 0", "ORDER BY -n"], ids=["no rows", "sorted"])
+def test_a_store_whose_view_has_no_end_is_told_of_and_fills_nothing(tmp_path, monkeypatch, rest) -> None:
+    monkeypatch.setattr(store_places, "LONGEST_S", 1.0)
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        store.executescript(ENDLESS.format(name="runs", columns="'/x' || n AS artifact_uri", rest=rest))
+    with pytest.raises(ConfigError, match=r"mlflow\.db: cannot be read: (interrupted|it takes too much memory)"):
+        store_places.require(f"sqlite:///{tmp_path}/mlflow.db", trust=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["a view without end", "a large value"])
+def test_a_received_store_without_end_is_not_read_to_it(samewise, tmp_path, monkeypatch, caplog, way) -> None:
+    caplog.set_level("CRITICAL", "mlflow")  # as where samewise imports mlflow
+    monkeypatch.setattr(store_places, "LONGEST_S", 5.0)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = open_client(uri)
+    run = client.create_run("0", tags={"samewise.fingerprint": "0" * 64})
+    assert samewise("runs", "--uri", uri).returncode == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        if way == "a large value":
+            store.execute("UPDATE runs SET name = CAST(zeroblob(200000000) AS TEXT)")
+        else:
+            columns = ", ".join(f"r.{row[1]}" for row in store.execute("PRAGMA table_info(runs)"))
+            store.execute("PRAGMA legacy_alter_table=ON")
+            store.execute("ALTER TABLE runs RENAME TO kept")
+            store.execute(ENDLESS.format(name="runs", columns=columns, rest=", kept r WHERE n < 0"))
+        store.commit()
+    for command in (["runs"], ["verify", run.info.run_id]):
+        done = samewise(*command, "--uri", uri)
+        assert done.returncode == 2
+        assert "its database had not answered" in done.stderr or "too big" in done.stderr
+        assert "--debug" not in done.stderr
+    monkeypatch.setattr(store_places, "LONGEST_S", -1.0)
+    assert samewise("runs", "--uri", uri).returncode == 2
+    assert client.search_experiments()  # by the same connection, which is the user's own again
 
 
 def test_a_store_that_cannot_be_read_is_not_shown(samewise, tmp_path) -> None:
