@@ -9,10 +9,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+DPI = 100
+"""Matplotlib's own default: a matplotlibrc, which it reads in the current folder too, can ask for pictures that fill the memory."""
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write the figure, its texts as they are."""
     take_literally(figure)
-    figure.savefig(path)
+    figure.savefig(path, dpi=DPI)
 
 
 def take_literally(figure: Figure) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from samewise_tiny import DIGITS
 
 from samewise.runner.bundles import rebuilding
@@ -125,6 +126,15 @@ def test_a_file_that_sets_something_of_hydras_is_refused(settings: str, tmp_path
     (tmp_path / "experiment" / "strange.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"hydra\.\w+.*(a config file sets this for Hydra|.*strange\.yaml)"):
         compose(["experiment=strange"], project=Project(tmp_path, configs=(tmp_path,)))
+
+
+def test_a_file_in_the_current_folder_does_not_set_the_size_of_pictures(tmp_path: Path) -> None:
+    """At a resolution of 7000 `eval` took 17 GB."""
+    (tmp_path / "matplotlibrc").write_text("savefig.dpi: 300\nfigure.dpi: 300\n")
+    code = "from matplotlib.figure import Figure; from samewise.recipes.parts.figures import save_figure; save_figure(Figure(figsize=(1, 1)), 'made.png')"
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    with Image.open(tmp_path / "made.png") as made:
+        assert made.size == (100, 100)
 
 
 def git(folder: Path, *arguments: str) -> None:
