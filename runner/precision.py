@@ -76,9 +76,9 @@ class Precision:
         if self._scaler.is_enabled():
             self._scaler.unscale_(optimizer)
 
-    def stepper(self, optimizer: Optimizer) -> Callable[[], Any]:
-        """What steps it: its own `step`; with float16 one that is skipped when a gradient overflowed."""
-        return partial(self._scaler.step, optimizer) if self._scaler.is_enabled() else optimizer.step
+    def stepper(self, optimizer: Optimizer, step: Callable[[], Any]) -> Callable[[], Any]:
+        """What steps it: `step`; with float16 one that is skipped when a gradient overflowed."""
+        return partial(self._scaler.step, optimizer) if self._scaler.is_enabled() else step
 
     def may_overflow(self) -> bool:
         """Whether a gradient that is not finite is the loss scale's doing, and the step is skipped: not where the scale has become too small for that."""

@@ -115,8 +115,8 @@ class _TimedPrecision(_Timed):
         super().__init__(inner, clock, update="optimizer")
         self._clock = clock
 
-    def stepper(self, optimizer: Any) -> Callable[..., Any]:
-        return self._clock.timed("optimizer", self._inner.stepper(optimizer))
+    def stepper(self, optimizer: Any, step: Callable[[], Any]) -> Callable[..., Any]:
+        return self._clock.timed("optimizer", self._inner.stepper(optimizer, step))
 
 
 class _TimedStrategy(_Timed):

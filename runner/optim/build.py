@@ -15,6 +15,7 @@ from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, first_few, nearest
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.groups import parameter_groups
+from samewise.runner.optim.stepping import begin_late_momentum
 
 FUSED_ON: Final = ("cpu", "cuda")
 """Devices whose fused kernels are used: on the CPU they round square roots correctly, where the others take them from a library that does
@@ -111,22 +112,8 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(Problem(path, "makes no optimizer", type(optimizer).__name__, "a torch.optim.Optimizer"))
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
-        optimizer.register_step_pre_hook(_begin_late_momentum)
+        optimizer.register_step_pre_hook(begin_late_momentum)
     return optimizer
-
-
-def _begin_late_momentum(optimizer: Optimizer, *_: Any) -> None:
-    """Give a parameter whose first gradient comes after the others' the momentum zero, without which torch's fused SGD fails."""
-    state = optimizer.state
-    if not state or len(state) == sum(len(group["params"]) for group in optimizer.param_groups):
-        return
-    for group in optimizer.param_groups:
-        late = [one for one in group["params"] if one.grad is not None and one not in state] if group["momentum"] else []
-        if late and group["dampening"]:  # of a first gradient it takes nothing
-            hint = "set optimizer.fused=false"
-            raise ConfigError(Problem("optimizer.dampening", "fused SGD cannot begin with a parameter whose first gradient comes later", hint=hint))
-        for one in late:
-            state[one]["momentum_buffer"] = torch.zeros_like(one)
 
 
 def _resolve(groups: list[dict[str, Any]], lr: Any, accepted: set[str], path: str) -> None:

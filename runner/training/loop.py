@@ -15,6 +15,7 @@ from torch import Tensor
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.interfaces import Outcome
+from samewise.runner.optim.stepping import step_of
 from samewise.runner.strategies.base import Tally
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.due import checkpoint_due, evaluation_due, is_done
@@ -59,7 +60,7 @@ def train_step(run: Run, micro_batches: Sequence[MicroBatch]) -> Outcome:
         tally = run.strategy.reduce(tallies)
         norm = phase.condition_gradients(tally, run.precision, run.clip_norm)
         readings.add(phase, tally, norm, tallies)  # what is not finite ends here, before it is in the weights
-        run.precision.stepper(phase.optimizer)()
+        run.precision.stepper(phase.optimizer, step_of(phase.optimizer))()
     run.precision.update()
     run.progress.step += 1
     return readings.outcome()

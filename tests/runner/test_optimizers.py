@@ -14,12 +14,14 @@ import yaml
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.errors import ConfigError
 from samewise.runner.interfaces import Phase
 from samewise.runner.optim.build import build_optimizers, describe, implementation
 from samewise.runner.optim.muon import Muon
+from samewise.runner.optim.stepping import step_of
 
 CHOICES = sorted((Path(__file__).parents[2] / "configs" / "optimizer").glob("*.yaml"))
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
@@ -74,6 +76,34 @@ def test_every_choice_trains_and_says_its_implementation(path: Path) -> None:
     assert model(inputs).square().mean().item() < before
     assert describe(made)["train"]["implementation"] == ("fused" if type(optimizer).__name__ in FUSED else "loop")
     assert read(path)["_target_"].endswith(f".{describe(made)['train']['class']}")
+
+
+@pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
+def test_its_step_computes_the_same_with_and_without_the_profilers_range(path: Path) -> None:
+    weights = list[bytes]()
+    for quick in (False, True):
+        model = network(matrices=path.stem.startswith("muon"))
+        (optimizer,) = build(read(path), model).values()
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.linspace(-1, 1, 24).view(4, 6)).square().sum().backward()
+            (step_of(optimizer) if quick else optimizer.step)()
+        weights.append(b"".join(one.detach().numpy().tobytes() for one in model.parameters()))
+    assert weights[0] == weights[1]
+
+
+def test_who_is_hooked_to_a_step_or_profiles_it_hears_of_it() -> None:
+    model, heard = network(), list[str]()
+    (optimizer,) = build(sgd(momentum=0.9), model).values()
+    model(torch.ones(4, 6)).sum().backward()
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook, register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
+        handle = register(lambda *_: heard.append("a hook"))
+        step_of(optimizer)()
+        handle.remove()
+    assert heard == ["a hook"] * 4
+    with torch.profiler.profile() as profile:
+        step_of(optimizer)()
+    assert "Optimizer.step#SGD.step" in {event.name for event in profile.events()}
 
 
 def test_the_config_may_choose_another_implementation() -> None:

@@ -1,0 +1,44 @@
+"""An optimizer's step without what torch does around it for its profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks  # pyright: ignore[reportPrivateUsage]
+
+from samewise.runner.errors import ConfigError, Problem
+
+
+def step_of(optimizer: Optimizer) -> Callable[[], Any]:
+    """What steps it once: its own `step`.
+
+    Around that torch has a range for its profiler, which takes longer than the update of a small network, also where no profiler runs. Where none does, and
+    nothing else is hooked to the step, this is the method within the range.
+    """
+    step: Any = type(optimizer).step
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # pyright: ignore[reportPrivateUsage]
+    is_own = not getattr(step, "hooked", False) or "step" in vars(optimizer)
+    is_heard = _global_optimizer_pre_hooks or _global_optimizer_post_hooks or after or any(one is not begin_late_momentum for one in before.values())
+    if is_own or is_heard or torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        return optimizer.step
+    if before:
+        begin_late_momentum(optimizer)
+    return partial(step.__wrapped__, optimizer)
+
+
+def begin_late_momentum(optimizer: Optimizer, *_: Any) -> None:
+    """Give a parameter whose first gradient comes after the others' the momentum zero, without which torch's fused SGD fails."""
+    state = optimizer.state
+    if not state or len(state) == sum(len(group["params"]) for group in optimizer.param_groups):
+        return
+    for group in optimizer.param_groups:
+        late = [one for one in group["params"] if one.grad is not None and one not in state] if group["momentum"] else []
+        if late and group["dampening"]:  # of a first gradient it takes nothing
+            hint = "set optimizer.fused=false"
+            raise ConfigError(Problem("optimizer.dampening", "fused SGD cannot begin with a parameter whose first gradient comes later", hint=hint))
+        for one in late:
+            state[one]["momentum_buffer"] = torch.zeros_like(one)
