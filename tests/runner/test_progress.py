@@ -29,14 +29,11 @@ def test_a_run_says_what_it_trains_how_far_it_is_and_when_it_will_end(samewise, 
     assert [int(match[1]) for match in told if match] == list(range(1, 21))
 
 
-def test_a_minute_without_a_word_is_the_most(samewise, tmp_path) -> None:
+@pytest.mark.parametrize(("step_s", "expected"), [(1.0, [11, 72, 133, 194]), (0.04, [])])
+def test_without_a_terminal_the_end_is_foretold_after_ten_seconds_and_then_told_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capfd, step_s: float, expected: list[int]
+) -> None:
     """A short run says nothing between its evaluations."""
-    done = samewise("train", *TINY, "evaluate.every_epochs=null", f"run_root={tmp_path}")
-    assert [line for line in done.stderr.splitlines() if "steps/s" in line] == []
-    assert len([line for line in done.stderr.splitlines() if line.startswith("epoch ")]) == 1
-
-
-def test_without_a_terminal_the_end_is_foretold_after_some_steps_and_then_told_once_a_minute(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     bar = progress.ProgressBar()
@@ -56,10 +53,10 @@ def test_without_a_terminal_the_end_is_foretold_after_some_steps_and_then_told_o
     )
     bar.on_start(run)
     for step in range(1, 201):
-        now[0] += 1
+        now[0] += step_s
         bar.on_step(run, SimpleNamespace(step=step, losses={"loss": 1.0}))
     told = [int(found) for found in re.findall(r"step (\d+) of 200 .* ends at about", capfd.readouterr().err)]
-    assert told == [11, 72, 133, 194]
+    assert told == expected
 
 
 def test_the_end_says_what_matters_first_and_the_digest_in_a_quiet_line(samewise, tmp_path, monkeypatch) -> None:
