@@ -36,8 +36,8 @@ _TAKES: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "uri": ("is not an address", "a text: 'sqlite:///mlflow.db'", (str,)),
     **dict.fromkeys(("fresh", "diff", "wait", "retry_failed", "trust"), ("is not a switch", "True or False", (bool,))),
     "checkpoint": ("is not a checkpoint", "'best', 'last' or a step", (str, Integral)),
-    "threshold": ("is not a score", "a number from 0 to 1", (Real,)),
-    "batch": ("is not a number of files", "a whole number from 1", (Integral,)),
+    "threshold": ("is not a valid score", "a number from 0 to 1", (Real,)),
+    "batch": ("is not a valid number of files", "a whole number from 1", (Integral,)),
 }
 _SEVERAL: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
     "where": ("is not a condition", "a text, or a list of texts: 'state=finished'", (str,)),

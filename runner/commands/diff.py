@@ -116,7 +116,7 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
         try:
             open_client(uri).log_text(run_id, _page(first, second, found), f"diff/{other.path.name}.html")
         except Exception as error:  # whatever the store or the network did
-            raise ConfigError(Problem("--log", f"MLflow does not take the page: {first_line(error)}", without_password(uri))) from None
+            raise ConfigError(Problem("--log", f"MLflow refused the page: {first_line(error)}", without_password(uri))) from None
         print(f"logged to the MLflow run {run_id} as diff/{other.path.name}.html", file=sys.stderr)
 
 

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     to = [name for name in _kinds(args.to) if name != "safetensors"]
     for option in ("tolerance", "most_lost"):
         if not 0 <= getattr(args, option) < 1:
-            raise ConfigError(Problem(f"--{option.replace('_', '-')}", "is not a share", getattr(args, option), "a number from 0, and below 1"))
+            raise ConfigError(Problem(f"--{option.replace('_', '-')}", "is not a valid share", getattr(args, option), "at least 0 and less than 1"))
     require_writable("--out", args.out)
     folder = saved.find(args.run, run_root=args.run_root)
     composed = saved.trusted_config_of(folder, [*args.overrides, "device=cpu"], trust=args.trust)
@@ -112,7 +112,7 @@ def _store(args: argparse.Namespace, folder: RunFolder, composed: Composed, to: 
 
     option = "--register" if args.register else "--log-model"
     if not set(SERVED).intersection(to):
-        raise ConfigError(Problem(option, "MLflow serves none of these formats", args.to, " or ".join(SERVED), "--to onnx"))
+        raise ConfigError(Problem(option, "MLflow cannot serve any of these formats", args.to, " or ".join(SERVED), "--to onnx"))
     uri = address(folder, plain(composed.cfg.tracking), args.uri)
     run_id = progress.load(folder).at(without_password(uri)).run_id
     if not run_id:
@@ -131,7 +131,7 @@ def _logged(args: argparse.Namespace, place: str, part: str, about: dict[str, An
     try:
         return log(open_client(uri), args.out / place, name, step=about["step"], run_id=run_id, register=registered)
     except Exception as error:  # whatever the store or the network did
-        words = f"the export is written to {args.out}, and MLflow does not take it: {in_words(first_line(error))}"
+        words = f"the export is in {args.out}, but MLflow refused it: {in_words(first_line(error))}"
         raise ConfigError(Problem("--register" if args.register else "--log-model", words, without_password(uri))) from None
 
 

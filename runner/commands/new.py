@@ -63,11 +63,11 @@ def _place(name: str, project: Project) -> Path:
     own = next((folder for folder in (*(one for one in project.configs if one not in project.given), *project.given)), None)
     if own is None:
         hint = 'configs = "configs" under [tool.samewise] in pyproject.toml, or --config-dir FOLDER; `samewise init` makes a project'
-        raise ConfigError(Problem("", "there is no folder of configs of your own to write the experiment to", hint=hint))
+        raise ConfigError(Problem("", "your project has no config folder to write the experiment to", hint=hint))
     if not re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name, re.ASCII):
         raise ConfigError(Problem("NAME", "is not a valid name for an experiment", name, "letters, digits, _ and -"))
     if name in choices_of("experiment", project=project):
-        raise ConfigError(Problem("NAME", "there is an experiment of this name already", name, hint="nothing is overwritten: take another name"))
+        raise ConfigError(Problem("NAME", "an experiment with this name already exists", name, hint="choose another name; existing files are not overwritten"))
     return own / "experiment" / f"{name}.yaml"
 
 

@@ -95,12 +95,12 @@ def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
     folders = [path for path in given if path not in files]
     if wrong := [one for one in folders if _OF_FILES.fullmatch(one.suffix.lower()) and not one.is_dir()]:
         hint = f"{wrong[0].with_suffix('.csv')} has all predictions in one file; {wrong[0].with_suffix('')} is a folder for pictures and sounds"
-        words = "has the ending of a file that predictions are not written to"
+        words = "has a file name extension that is not supported for predictions"
         raise ConfigError(Problem("--output", words, str(wrong[0]), "a folder, NAME.csv or NAME.json", hint))
     if len(folders) > 1:
         raise ConfigError(Problem("--output", "takes one folder for pictures", [str(one) for one in folders], "a folder, and files that end in .json or .csv"))
     if form and not files:
-        raise ConfigError(Problem("--format", "needs a file to write, and none is given", form, hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}"))
+        raise ConfigError(Problem("--format", "needs the name of a file to write", form, hint=f"add --output NAME.{'csv' if form == 'csv' else 'json'}"))
     return next(iter(folders), None), [PredictionFile(path, form) for path in files]
 
 

@@ -102,7 +102,7 @@ def folder_for(given: Path | None, composed: Composed) -> Path:
     """Where to write, made and empty."""
     out: Any = given or beside(Path("profiles") / composed.name / composed.fingerprint[:12])
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(Problem("--out", "is not an empty folder", str(out), hint="nothing is overwritten: take another folder"))
+        raise ConfigError(Problem("--out", "is not an empty folder", str(out), hint="choose another folder; existing files are not overwritten"))
     require_writable("--out", out)
     out.mkdir(parents=True, exist_ok=True)
     return out.resolve()

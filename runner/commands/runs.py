@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     stored = dict[str, dict[str, Any]]()
     if args.uri and args.action != "list":
         hint = "delete runs in the MLflow UI"
-        raise ConfigError(Problem("--uri", f"`samewise runs {args.action}` deletes folders, nothing in MLflow", args.uri, "--run-root FOLDER", hint))
+        raise ConfigError(Problem("--uri", f"`samewise runs {args.action}` deletes folders only, and nothing in MLflow", args.uri, "--run-root FOLDER", hint))
     if args.action == "rm":
         if not args.names:
             words = "no run was named"

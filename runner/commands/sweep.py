@@ -113,7 +113,7 @@ def _list(ready: Ready) -> int:
     from samewise.runner.sweep.soundness import cautions, require_sound
 
     if not ready.sweeper.listed:
-        words = "chooses points by the results so far, so they cannot be listed in advance"
+        words = "chooses points by earlier results, so they cannot be listed in advance"
         raise ConfigError(Problem("sweeper", words, type(ready.sweeper).__name__, hint="sweeper=grid"))
     made = compose_points(list(ready.sweeper.settings()), ready.space, ready.folder, ready.composer, first=0)
     require_sound(made, ready.project, elsewhere=ready.launcher.detached)

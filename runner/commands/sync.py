@@ -116,7 +116,7 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         if args.log_model or args.register:
             if "mlflow" not in backends:
                 hint = "add --to mlflow"
-                raise ConfigError(Problem("--register" if args.register else "--log-model", "needs MLflow, and the run is not sent there", hint=hint))
+                raise ConfigError(Problem("--register" if args.register else "--log-model", "needs MLflow, but the run is not sent there", hint=hint))
             settings |= {"log_model": True, "register_model": args.register or settings["register_model"]}
         for backend in backends:
             yield _copy(folder, backend, settings, args)

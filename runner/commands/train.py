@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.multirun or any(map(has_several_values, args.overrides)):
         if args.config:
-            raise ConfigError(Problem("--config", "does not go with a sweep", hint="`samewise new NAME --from RUN` makes an experiment of a run's config"))
+            raise ConfigError(Problem("--config", "cannot be used with a sweep", hint="`samewise new NAME --from RUN` makes an experiment from a run's config"))
         for text in args.overrides if not args.multirun else ():
             if has_several_values(text):
                 print(f"note: {_said_of_several(text)}", file=sys.stderr)
         if args.fresh:
             hint = "name=OTHER makes it a new sweep; or train one run at a time with --fresh"
-            raise ConfigError(Problem("--fresh", "does not go with a sweep, which goes on with the runs that are there", hint=hint))
+            raise ConfigError(Problem("--fresh", "cannot be used with a sweep, which resumes its existing runs", hint=hint))
         return start(args)
     from samewise.runner.training.prepare import prepare
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     alone = args.what == "lr"  # its losses are those of one process, however many share the work
     if not alone and (is_rank() or processes(composed) > 1):
         hint = "strategy=single replicas=1; batch_size is then that of each process"
-        raise ConfigError(Problem("strategy", f"`tune {args.what}` measures what one process does", composed.cfg.strategy.get("nproc"), hint=hint))
+        raise ConfigError(Problem("strategy", f"`tune {args.what}` measures a single process", composed.cfg.strategy.get("nproc"), hint=hint))
     from samewise.runner.measuring.profile import rehearsed
 
     out = folder_for(args.out, composed)

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
     if args.steps is not None and args.audit is not None:
-        raise ConfigError(Problem("--steps", "is for training from the beginning, and --audit repeats parts of a run", args.steps, "one of them"))
+        raise ConfigError(Problem("--steps", "applies to training from the beginning, but --audit repeats parts of a run", args.steps, "one of them"))
     if Path(args.run, "export.json").is_file():
         return _exported(args)
     with opened(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
@@ -133,7 +133,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     unlike = differences(identity(original.cfg), identity(composed.cfg)) if args.overrides else []
     if args.audit is not None and unlike:
         raise ConfigError(
-            Problem("--audit", "repeats the run as it was, and these overrides change it", ", ".join(path for path, _, _ in unlike), "none of them")
+            Problem("--audit", "repeats the run as it was, but these overrides change it", ", ".join(path for path, _, _ in unlike), "none of them")
         )
     logged = {(entry.step, name): value for entry, _ in read_entries(folder.metrics) for name, value in entry.metrics.items()}
     comparison = verify.Comparison(folder, steps=args.steps, logged=logged, goes_on=args.audit is not None)

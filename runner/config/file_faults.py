@@ -52,7 +52,7 @@ class FileFaults:
         under = group.replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else str(package)
         whole: Any = OmegaConf.to_container(result.config, resolve=False)
         if under.partition(".")[0] not in ("", "hydra", *schema.Experiment.__dataclass_fields__):
-            words = "sets nothing of an experiment: its values would be below the name of its folder"
+            words = "sets nothing in the experiment: its values go under the name of its folder"
             self._add(Problem("", words, hint="begin it with `# @package _global_`", where=str(file)))
             whole, result.header["package"] = {}, "_global_"
         elif not isinstance(whole, dict):
@@ -111,7 +111,7 @@ class FileFaults:
         if not isinstance(entry, dict):
             return None
         if len(cast(dict[Any, Any], entry)) != 1:
-            words = "holds several choices, and is one entry of the list"
+            words = "has several choices in one entry of the list"
             return Problem("defaults", words, entry, hint=f"begin each with a dash: {_as_entries(cast(dict[Any, Any], entry))}")
         ((key, value),) = cast(dict[Any, Any], entry).items()
         *words, given = str(key).split() or [""]
@@ -119,7 +119,7 @@ class FileFaults:
             return None
         named = given.partition("@")[0]
         if group and not named.startswith("/") and f"{group}/{named}" not in self._groups and named in self._chosen:
-            words = "is looked for below the folder of this file"
+            words = "is looked up relative to the folder of this file, because its name has no slash"
             return Problem(f"{group}/{named}", words, hint=f"write `- override /{given}: {_written(value)}`, with the slash")
         named = named[1:] if named.startswith("/") else f"{group}/{named}".strip("/")
         if group and "override" not in words and "@" not in given and named in self._chosen:
@@ -164,7 +164,7 @@ def problem_in_file(error: BaseException) -> Problem:
         mark = error.problem_mark
         file = f"{mark.name}:" if mark and not str(mark.name).startswith("<") else "line "  # of a text, whose file the caller names
         where = f"{file}{mark.line + 1}" if mark else "a config file"
-        return Problem(where, f"is not valid YAML: {error.problem or error}", hint="check the indentation, and quote values that hold ': ' or '#'")
+        return Problem(where, f"is not valid YAML: {error.problem or error}", hint="check the indentation, and quote values that contain ': ' or '#'")
     text = str(error)
     file = re.match(r"In '([^']+)'", text)
     where = f"{file[1]}.yaml" if file else ""
@@ -182,9 +182,7 @@ def problem_in_file(error: BaseException) -> Problem:
     meant = re.search(r"Did you mean to override one of (.+)\?", text)  # a group's choice for a place that has none: optimizer@optimizer.genrator=sgd
     wrong = re.search(r"Could not override '([^']+)'", text)
     if several := re.search(r"Multiple values for (\w+)\. To override", text):
-        return Problem(
-            where, f"a choice is added to the group {several[1]}, which has one already", hint=f"without the +: {several[1]}=CHOICE, or [CHOICE,CHOICE]"
-        )
+        return Problem(where, f"adds a second choice to the group {several[1]}", hint=f"without the +: {several[1]}=CHOICE, or [CHOICE,CHOICE]")
     return Problem(where, message, hint=nearest(wrong[1], meant[1].split(", ")) if meant and wrong else "")
 
 

@@ -184,5 +184,5 @@ def set_for_hydra(composed: DictConfig) -> list[Problem]:
     found = [key for key in plain if key not in ("job", "overrides", "runtime") and plain[key] != usual.get(key)]
     found += [f"job.{key}" for key, value in plain["job"].items() if key not in ("name", "override_dirname", "config_name") and value != usual["job"].get(key)]
     found += [group.partition("/")[2] for group in plain["runtime"]["choices"] if str(group).startswith("hydra/")]
-    words = "a config file sets this for Hydra, which samewise uses to compose configs and for nothing else"
+    words = "a config file may not set this: samewise uses Hydra only to compose configs"
     return [Problem(f"hydra.{key}", words, hint="remove it; further folders of configs are given with --config-dir or in pyproject.toml") for key in found]

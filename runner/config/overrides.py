@@ -146,7 +146,7 @@ def unresolvable(cfg: DictConfig) -> list[Problem]:
             if kind := re.search(r"Unsupported interpolation type (\S+)", str(error)):
                 known = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values")
                 hint = close(kind[1], known) or f"write the value itself, or ${{PATH.OF.A.VALUE}}, or one of {', '.join(known[:3])}, as in ${{oc.env:USER}}"
-                found.append(Problem(path, f"asks '{kind[1]}' for its value, and there is no such resolver", raw, hint=hint))
+                found.append(Problem(path, f"uses the resolver '{kind[1]}', which does not exist", raw, hint=hint))
                 continue
             if isinstance(error, GrammarParseError) or "GrammarParseError" in str(error):
                 found.append(Problem(path, "is not a valid ${...}", raw, "${PATH.OF.A.VALUE} or ${oc.env:NAME,DEFAULT}", "check its brackets and quotes"))

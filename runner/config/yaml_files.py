@@ -76,7 +76,7 @@ def _count(events: Iterator[Any], name: str, interpolations: Interpolations) -> 
 
 def _require_plain(value: str, name: str, interpolations: Interpolations) -> None:
     if interpolations == "own" and "${" in value and _asks_for_more(value):
-        words = "asks for a value of this machine or user, which a config file of others may not"
+        words = "asks for a value of this machine or user, which someone else's config file may not do"
         hint = "give the value on the command line, or keep the file in your project's own folder of configs ([tool.samewise] configs in pyproject.toml)"
         raise ConfigError(Problem(name, words, value, "${PATH.OF.A.VALUE} or ${oc.select:...}", hint))
     if interpolations == "none" and "${" in value:
@@ -93,7 +93,7 @@ def _asks_for_more(value: str) -> bool:
 
 def too_many(name: str) -> ConfigError:
     """That what is called `name` has more than `VALUES` values."""
-    hint = "keep a long list in a file of its own, and name the file in the config"
+    hint = "put a long list into a separate file, and name that file in the config"
     return ConfigError(Problem(name, "has too many values for a config", expected=f"at most {VALUES:,}, repeated ones counted each time", hint=hint))
 
 

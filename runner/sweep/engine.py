@@ -278,5 +278,5 @@ def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:
     """Raise a ConfigError where a sweeper that has to be asked is to be handed over whole."""
     if launcher.detached and not sweeper.listed:
         hint = "add --wait: this process then asks the sweeper, submits one job at a time, and must stay running"
-        words = "chooses points by the results so far, so the sweep cannot be submitted all at once"
+        words = "chooses points by earlier results, so the sweep cannot be submitted all at once"
         raise ConfigError(Problem("sweeper", words, type(sweeper).__name__, hint=hint))

@@ -26,10 +26,10 @@ def expand(asked: Sequence[Path], recipe: Recipe) -> list[Path]:
             files += below
             if not below:
                 expected = f"{recipe.takes}: files that end in {', '.join(recipe.extensions)}" if recipe.extensions else "files"
-                reason = "has no files that the model takes" if recipe.extensions else f"is a folder, and {type(recipe).__name__} has no `extensions`"
+                reason = "has no files of a type that the model takes" if recipe.extensions else f"is a folder, and {type(recipe).__name__} has no `extensions`"
                 problems.append(Problem(str(each), reason, expected=expected))
         if pattern and not glob.glob(str(one), recursive=True):
-            problems.append(Problem(str(one), "no file matches this pattern", hint="** stands for folders of any depth"))
+            problems.append(Problem(str(one), "no file matches this pattern", hint="** matches folders at any depth"))
     if problems:
         raise ConfigError(*problems)
     return files

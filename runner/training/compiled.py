@@ -44,7 +44,7 @@ class Compiled(nn.Module):
             with config.patch(self._limits):
                 return self._call[0](*inputs, **further)
         except exc.FailOnRecompileLimitHit as error:
-            message = f"the model's input has had more than {self._limits['recompile_limit']} forms (shapes, dtypes), each of which is compiled by itself"
+            message = f"the model's input has had more than {self._limits['recompile_limit']} forms (shapes, dtypes), each of which is compiled separately"
             hint = "samples of one size (crops, padding to one length), loader.drop_last=true, a higher compile.max_graphs, or compile=off"
             raise ConfigError(Problem("compile.max_graphs", message, self._limits["recompile_limit"], hint=hint)) from error
         except (exc.TorchDynamoException, InductorError) as error:
@@ -95,17 +95,17 @@ def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: S
             hint = "strategy=single, elastic or ddp; or compile=off"
             problems.append(Problem("compile.mode", f"is not possible with {name}, which calls the model in parts", str(settings.mode), hint=hint))
         if cfg.activation_checkpointing:
-            message = "is not possible together with compile: Inductor decides itself which activations to keep"
+            message = "is not possible together with compile: Inductor itself decides which activations to keep"
             problems.append(
                 Problem("activation_checkpointing", message, list(cfg.activation_checkpointing), hint="compile=off, or no activation_checkpointing")
             )
         if cfg.reproducibility.level == "portable":
-            message = "compiled code has the widest vectors of its CPU, and other CPUs give other bits"
+            message = "compiled code uses its CPU's widest vectors, so other CPUs give different bits"
             problems.append(Problem("compile.mode", message, str(settings.mode), hint="compile=off, or reproducibility=strict"))
     if settings.cuda_graphs:
         micro_batches = cfg.replicas * cfg.accumulate
         if settings.mode == "off":
-            problems.append(Problem("compile.cuda_graphs", "is a part of compiling, which is off", True, hint="compile=default"))
+            problems.append(Problem("compile.cuda_graphs", "needs compiling, which is off", True, hint="compile=default"))
         if device.type != "cuda":
             problems.append(Problem("compile.cuda_graphs", "needs a CUDA device", True, hint="device=cuda on a machine that has one, or false"))
         if micro_batches > 1 or len(phases) > 1:

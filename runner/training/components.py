@@ -124,7 +124,7 @@ def training_images(cfg: DictConfig, make: Make, recipe: Recipe, dataset: Any, t
         (batch,) = Loader(_keyed(cfg, make, recipe, dataset, "train", stage="eval"), lambda: iter([key]))
         images = transform(batch).get("image")
     if not isinstance(images, Tensor):
-        raise ConfigError(Problem("initialise", "looks at training images, but a batch of this recipe has none", sorted(batch), "an entry `image`"))
+        raise ConfigError(Problem("initialise", "needs training images, but a batch of this recipe has none", sorted(batch), "an entry `image`"))
     return images
 
 

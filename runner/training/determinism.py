@@ -71,7 +71,7 @@ def memory_ran_short(device: torch.device) -> Problem | None:
     short = counts.get("num_alloc_retries", 0) + counts.get("num_ooms", 0)
     if not short:
         return None
-    message = f"the device's memory ran short {short} times, and cuDNN may have chosen other algorithms: another run's bits may differ"
+    message = f"the device ran short of memory {short} times, and cuDNN may have chosen other algorithms: another run's bits may differ"
     return Problem("device", message, hint="compare with `samewise verify`; batch_size, precision=bf16, activation_checkpointing or accumulate need less")
 
 

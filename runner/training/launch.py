@@ -124,7 +124,7 @@ def _told(handed: Path, nproc: int, error: SamewiseError | None, *, debug: bool)
         raise error
     if silent := [number for number in range(nproc) if not (handed / f"done-{number}").exists()]:
         hint = "something in it calls os._exit(0) or replaces the process; run the same command again to resume from the last checkpoint"
-        raise TrainingError(Problem(f"rank {silent[0]}", "ended with exit code 0 before it was done, and gave no reason", hint=hint))
+        raise TrainingError(Problem(f"rank {silent[0]}", "ended with exit code 0 before it had finished, without giving a reason", hint=hint))
 
 
 def rank(
@@ -187,7 +187,7 @@ def _agreed(
         return composed, done
     missing = wait_for(store, ["config"], timeout_s)
     if missing:
-        raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 did not say within {timeout_s:g} s what to train", timeout_s))
+        raise ConfigError(Problem("strategy.join_timeout_s", f"rank 0 did not send the config within {timeout_s:g} s", timeout_s))
     said = json.loads(unseal(store.get("config"), "what to train"))
     return _as_agreed(dataclasses.replace(composed, cfg=compose.parse(said["config"]).cfg), said), said["done"]
 

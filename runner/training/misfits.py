@@ -21,7 +21,7 @@ def refused_operator(error: BaseException) -> Problem | None:
         return None
     operator = text.split(NO_DETERMINISTIC)[0].strip().split()[-1] if text.split(NO_DETERMINISTIC)[0].strip() else "an operator"
     reason, expected = f"the operator {operator} has no deterministic implementation on this device", "operators that give the same bits every time"
-    hint = "use another operator or device, or give up the promise with reproducibility=fast"
+    hint = "use another operator or device, or give up reproducibility with reproducibility=fast"
     return Problem("reproducibility.level", reason, "strict", expected, hint)
 
 
@@ -33,7 +33,7 @@ def misfit(error: Exception | SystemExit, model: Mapping[str, Any] | None = None
     if isinstance(error, IndexError) and (label := re.fullmatch(r"Target (\d+) is out of bounds\.", str(error))):
         return Problem("dataset.num_classes", f"the data has the label {label[1]}, but the model has no class for it", expected=f"at least {int(label[1]) + 1}")
     reason = f"the first step fails: {type(error).__name__}: {first_line(error)}"
-    expected, hint = "a model that takes the transformed batch, and outputs that the recipe takes", _advice(error, model or {})
+    expected, hint = "a model that accepts the transformed batch, and whose outputs the recipe accepts", _advice(error, model or {})
     return Problem("recipe, model, dataset, transforms", reason, expected=expected, hint=hint)
 
 

@@ -71,9 +71,9 @@ class Predictor:
             ConfigError: there is no score for the threshold; or at the end, with a problem for each file that cannot be read: the others may be sound.
         """
         if threshold is not None and not 0 <= threshold <= 1:
-            raise ConfigError(Problem("--threshold", "is not a score", threshold, "a number from 0 to 1"))
+            raise ConfigError(Problem("--threshold", "is not a valid score", threshold, "a number from 0 to 1"))
         if batch < 1:
-            raise ConfigError(Problem("--batch", "is not a number of files", batch, "a whole number from 1"))
+            raise ConfigError(Problem("--batch", "is not a valid number of files", batch, "a whole number from 1"))
         problems: list[Problem] = []
         named = zip(asked, names(asked), strict=True)
         for start in range(0, len(asked), batch):

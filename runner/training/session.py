@@ -263,6 +263,6 @@ def _require_alike(run: Run, surroundings: list[Mapping[str, Any]]) -> None:
         differing = [line.replace(" was ", " is ", 1).replace(" and is ", " for rank 0 and ", 1) for line in environment.differences(run.environment, other)]
         if differing and run.config.reproducibility.other_environment == "refuse":
             hint = "use machines of one kind, or accept different bits with reproducibility.other_environment=record"
-            raise ConfigError(Problem(f"rank {rank}", "computes on a machine that gives different bits: " + "; ".join(differing), hint=hint))
+            raise ConfigError(Problem(f"rank {rank}", "runs on a machine that gives different bits: " + "; ".join(differing), hint=hint))
         if differing:
             run.recorder.level = "none"

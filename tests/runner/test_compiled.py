@@ -161,9 +161,9 @@ def composed(*overrides: str) -> Any:
         ([], FSDP(), "compile.mode: is not possible with FSDP"),
         ([], Pipeline(split=["layer3"]), "compile.mode: is not possible with Pipeline"),
         (["activation_checkpointing=[BasicBlock]"], Single(), "activation_checkpointing: is not possible together with compile"),
-        (["reproducibility=portable"], Single(), "compile.mode: compiled code has the widest vectors of its CPU"),
+        (["reproducibility=portable"], Single(), "compile.mode: compiled code uses its CPU's widest vectors"),
         (["compile.cuda_graphs=true"], Single(), "compile.cuda_graphs: needs a CUDA device"),
-        (["compile=off", "compile.cuda_graphs=true"], Single(), "compile.cuda_graphs: is a part of compiling, which is off"),
+        (["compile=off", "compile.cuda_graphs=true"], Single(), "compile.cuda_graphs: needs compiling, which is off"),
         (["compile.cuda_graphs=true", "accumulate=2"], Elastic(), "and a step has 2 of them"),
     ],
 )

@@ -233,11 +233,11 @@ def test_what_is_further_off_than_is_accepted_is_no_export(samewise: Callable[..
     [
         (["--to", "torchscript"], "TorchScript is deprecated: pt2 is for Python and C++, onnx for other runtimes"),
         (["--to", "onx"], "did you mean 'onnx'?"),
-        (["--tolerance", "2"], "--tolerance: is not a share"),
-        (["--most-lost", "-1"], "--most-lost: is not a share"),
+        (["--tolerance", "2"], "--tolerance: is not a valid share"),
+        (["--most-lost", "-1"], "--most-lost: is not a valid share"),
         (["--module", "layer9"], "did you mean 'layer4'?"),
         (["--weights", "other"], "the run does not have these weights"),
-        (["--log-model"], "--log-model: MLflow serves none of these formats; hint: --to onnx"),
+        (["--log-model"], "--log-model: MLflow cannot serve any of these formats; hint: --to onnx"),
         (["--to", "onnx", "--register", "digits"], "--register: the run is not in this MLflow store; hint: samewise sync "),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_runs_own_config_is_trained_again_as_it_is(trained: sw.Trained, samewi
     other = json.loads(samewise("train", "--config", config, "seed=4", "--json").stdout)
     assert other["weights_sha256"] != trained.weights_sha256
     assert "does not exist" in samewise("train", "--config", "nowhere.yaml").stderr
-    assert "does not go with a sweep" in samewise("train", "--config", config, "seed=1,2").stderr
+    assert "cannot be used with a sweep" in samewise("train", "--config", config, "seed=1,2").stderr
 
 
 def test_a_config_that_somebody_else_has_made_is_refused(trained: sw.Trained, samewise: Run, tmp_path: Path) -> None:

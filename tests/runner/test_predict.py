@@ -229,7 +229,7 @@ def test_folders_and_patterns_stand_for_what_the_model_takes_in_order(samewise, 
     done = samewise("predict", runs["classification"], photographs / "*.gif", photographs / "empty")
     assert done.returncode == 2
     assert "*.gif: no file matches this pattern" in done.stderr
-    assert "empty: has no files that the model takes" in done.stderr
+    assert "empty: has no files of a type that the model takes" in done.stderr
     assert "expected: images: files that end in .jpg" in done.stderr
 
 
@@ -267,12 +267,12 @@ def test_a_file_of_predictions_has_those_that_could_be_read_and_is_refused_where
     assert [Path(row["file"]).name for row in rows] == ["7.png", "b.png", "a.JPG"]
     assert list(rows[0]) == ["file", "label", "class", "probability"]
     for arguments, said in (
-        (("--format", "coco"), "--format: needs a file to write, and none is given"),
+        (("--format", "coco"), "--format: needs the name of a file to write"),
         (("--out", tmp_path / "a.csv", "--format", "coco"), "--format: coco cannot be written to this file"),
         (("--out", tmp_path / "none" / "a.csv"), "--output: is in a folder that does not exist"),
         (("--out", tmp_path / "a.json", "--format", "coco"), "--format: coco is for boxes"),
-        (("--threshold", "30"), "--threshold: is not a score"),
-        (("--batch", "0"), "--batch: is not a number of files"),
+        (("--threshold", "30"), "--threshold: is not a valid score"),
+        (("--batch", "0"), "--batch: is not a valid number of files"),
     ):
         done = samewise("predict", runs["classification"], photographs, *arguments)
         assert (done.returncode, done.stderr.count("error")) == (2, 1)

@@ -36,8 +36,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no files": (lambda: sw.predict("a"), "files: no files to predict from were given"),
     "an empty list of files": (lambda: sw.predict("a", []), "files: no files to predict from were given"),
     "an array for a file": (lambda: sw.predict("a", np.zeros((3, 8, 8))), "files: is not the name of a file; hint: "),  # pyright: ignore
-    "a text for a score": (lambda: sw.predict("a", "a.png", threshold="0.5"), "threshold: is not a score; expected: a number from 0 to 1"),  # pyright: ignore
-    "a text for a number of files": (lambda: sw.predict("a", "a.png", batch="2"), "batch: is not a number of files"),  # pyright: ignore
+    "a text for a score": (lambda: sw.predict("a", "a.png", threshold="0.5"), "threshold: is not a valid score; expected: a number from 0 to 1"),  # pyright: ignore
+    "a text for a number of files": (lambda: sw.predict("a", "a.png", batch="2"), "batch: is not a valid number of files"),  # pyright: ignore
     "a checkpoint that is none": (lambda: sw.load("a", checkpoint=0.5), "checkpoint: is not a checkpoint; expected: 'best', 'last' or a step"),  # pyright: ignore
 }
 

@@ -204,7 +204,7 @@ def test_of_loader_settings_as_fast_the_fewest_workers_are_suggested() -> None:
         (["batch_size", "--memory", "0"], "--memory: must be greater than 0"),
         (["loader", "--write", "found.yaml"], "--write: is not the file of an experiment"),
         (["lr", "optimizer.lrr=1"], "did you mean 'optimizer.lr'"),
-        (["loader", "strategy=elastic", "strategy.nproc=2", "replicas=2"], "strategy: `tune loader` measures what one process does"),
+        (["loader", "strategy=elastic", "strategy.nproc=2", "replicas=2"], "strategy: `tune loader` measures a single process"),
     ],
 )
 def test_what_is_wrong_is_said(given: list[str], told: str, here: Path, samewise: Callable[..., Any]) -> None:

@@ -47,7 +47,7 @@ def test_numbers_that_the_machine_cannot_carry_are_refused() -> None:
 
 def test_hundreds_of_threads_are_for_machines_with_as_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert "is more threads than this machine can carry with 2 cores" in paths("reproducibility.threads=500")["reproducibility.threads"]
+    assert "is too many threads per process for this machine with 2 cores" in paths("reproducibility.threads=500")["reproducibility.threads"]
     assert not paths("reproducibility.threads=256")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert not paths("reproducibility.threads=500")
@@ -69,7 +69,7 @@ def test_ranks_are_counted_with_the_threads_and_workers_of_each(monkeypatch: pyt
     asked(64)
     asked(16, "loader.num_workers=4", "reproducibility.threads=4")
     asked(1, "reproducibility.threads=256", "loader.num_workers=64")  # each of which is bounded by itself
-    with pytest.raises(ConfigError, match="are 4096 in all, more than this machine can carry with 2 cores"):
+    with pytest.raises(ConfigError, match="are 4096 in all, too many for this machine with 2 cores"):
         asked(16, "reproducibility.threads=256")
     with pytest.raises(ConfigError, match="are 4160 in all"):
         asked(64, "loader.num_workers=64")

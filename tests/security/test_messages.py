@@ -22,7 +22,7 @@ TINY = (*DIGITS, "max_steps=1")
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("run_root=", "run_root: names no folder"),
+        ("run_root=", "run_root: is not a folder name"),
         ("run_root=~/x", "run_root: begins with ~"),
         ("run_root='~/x'", "run_root: begins with ~"),
         ("tracking.uri=htp://x", "tracking.uri: 'htp' is not a tracking address"),
@@ -59,9 +59,9 @@ def test_what_a_target_may_not_name_is_said_with_what_to_do(target: str) -> None
 
 INTERPOLATIONS = {
     "${oc.env:NOPE}": "refers to an environment variable that is not set: NOPE; hint: set it (export NOPE=VALUE), or give a default: ${oc.env:NOPE,DEFAULT}",
-    "${oc.evn:HOME}": "asks 'oc.evn' for its value, and there is no such resolver; hint: did you mean 'oc.env'?",
-    "${hydra:job.name}": "there is no such resolver; hint: write the value itself",
-    "${now:%Y}": "there is no such resolver; hint: write the value itself",
+    "${oc.evn:HOME}": "uses the resolver 'oc.evn', which does not exist; hint: did you mean 'oc.env'?",
+    "${hydra:job.name}": "which does not exist; hint: write the value itself",
+    "${now:%Y}": "which does not exist; hint: write the value itself",
     '${oc.decode:"["}': "is not a valid ${...}; hint: check its brackets and quotes",
     "${sed}": "refers to a value that does not exist; hint: did you mean 'seed'?",
 }
@@ -71,7 +71,7 @@ INTERPOLATIONS = {
 def test_a_value_that_cannot_be_resolved_is_said_with_what_to_do(value: str, samewise: Callable[..., Any]) -> None:
     done = samewise("check", "experiment=resnet18_digits", "--static", f"name={value}")
     assert done.returncode == 2
-    assert f"error: name: {INTERPOLATIONS[value]}" in done.stderr or f"error: name: asks '{value[2:].partition(':')[0]}'" in done.stderr
+    assert f"error: name: {INTERPOLATIONS[value]}" in done.stderr or f"error: name: uses the resolver '{value[2:].partition(':')[0]}'" in done.stderr
     assert INTERPOLATIONS[value] in done.stderr
 
 

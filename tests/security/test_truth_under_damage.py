@@ -249,7 +249,7 @@ def test_a_thread_that_ends_the_process_is_told(lab) -> None:
 @pytest.mark.parametrize(
     ("command", "more", "said"),
     [
-        ("train", ("replicas=2", "batch_size=16", "strategy=ddp", "strategy.nproc=2"), "error: rank 0: ended with exit code 0 before it was done"),
+        ("train", ("replicas=2", "batch_size=16", "strategy=ddp", "strategy.nproc=2"), "error: rank 0: ended with exit code 0 before it had finished"),
         ("sweep", ("seed=1,2",), "2 interrupted"),
     ],
 )

@@ -31,9 +31,9 @@ def _commands_are_yours(composed: Composed, project: Project) -> Iterator[Proble
         origin, name = where.get(f"launcher.{path}", ""), path.partition(".")[0]
         if not _is_yours(origin, project):
             meant = shlex.quote(f"launcher.{name}={_as_override(plain(composed.cfg.launcher)[name])}")
-            hint = f"see what it does; if it is meant, say so on the command line: {meant}"
+            hint = f"look at what it does; if you want it, give it on the command line: {meant}"
             expected = "the command line, or a launcher/NAME.yaml in the project's own folder of configs"
-            yield Problem(f"launcher.{path}", "would be run or mounted as yours, and a config file sets it", value, expected, hint, origin)
+            yield Problem(f"launcher.{path}", "would be run or mounted with your rights, but a config file sets it", value, expected, hint, origin)
 
 
 def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Problem]:
@@ -47,8 +47,8 @@ def _addresses_are_yours(composed: Composed, project: Project) -> Iterator[Probl
     for name, value in remote.items():
         origin = next((file for path, file in where.items() if f"{path}.".startswith(f"tracking.{name}.")), "")
         if any(Path(origin).is_relative_to(folder) for folder in project.given):
-            words = "is where a config file has what is recorded of the run, and your tokens, sent"
-            hint = f"if it is meant, say so on the command line: tracking.{name}={value}"
+            words = "is an address set by a config file, to which the run's records and your tokens would be sent"
+            hint = f"if you want it, give it on the command line: tracking.{name}={value}"
             yield Problem(f"tracking.{name}", words, value, "an address from the command line or from your own project", hint, origin)
 
 

@@ -36,7 +36,7 @@ def require_few_in_all(cfg: DictConfig, nproc: int) -> None:
     if nproc > 1 and nproc * each > most:
         threads, workers = cfg.reproducibility.threads, cfg.loader.num_workers
         words = f"processes with reproducibility.threads={threads} and loader.num_workers={workers} each are {nproc * each} in all"
-        raise ConfigError(Problem("strategy.nproc", f"{words}, more than this machine can carry with {cores} cores", nproc, f"at most {most} in all"))
+        raise ConfigError(Problem("strategy.nproc", f"{words}, too many for this machine with {cores} cores", nproc, f"at most {most} in all"))
 
 
 def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
@@ -44,7 +44,7 @@ def threads_fit(cfg: DictConfig) -> Iterator[Problem]:
     cores = os.cpu_count() or 1
     most = max(_MOST_THREADS, 8 * cores)
     if most < cfg.reproducibility.threads <= HIGHEST["reproducibility.threads"]:  # beyond that `settings` says so
-        words = f"is more threads than this machine can carry with {cores} cores, in each process"
+        words = f"is too many threads per process for this machine with {cores} cores"
         yield Problem("reproducibility.threads", words, cfg.reproducibility.threads, f"at most {most}")
 
 

@@ -142,7 +142,7 @@ def monitor_has_a_mode(cfg: Config) -> Iterator[Problem]:
             continue
         if "/" not in str(monitor):
             named = "valid/" + re.sub(r"^(val|valid|validation|eval|test)_", "", str(monitor))
-            yield Problem(path, "names no split", monitor, "SPLIT/METRIC", f"{path}={named}" if path != "evaluate.also" else named)
+            yield Problem(path, "does not name a split", monitor, "SPLIT/METRIC", f"{path}={named}" if path != "evaluate.also" else named)
         elif wanted is not None and mode in ("min", "max") and mode != wanted.value and (path == "evaluate.monitor" or monitor != at(cfg, "evaluate.monitor")):
             yield Problem(of_mode, f"would take the worst {monitor} as the best", mode, wanted.value)
 
@@ -185,7 +185,7 @@ def resumed_checkpoint_is_there(cfg: Config) -> Iterator[Problem]:
 def run_root_is_a_folder(cfg: Config) -> Iterator[Problem]:
     root = cfg.get("run_root")
     if isinstance(root, str) and not root.strip():
-        yield Problem("run_root", "names no folder", root, "a folder", "run_root=runs is the usual one; run_root=. the current one")
+        yield Problem("run_root", "is not a folder name", root, "a folder", "run_root=runs is the usual one; run_root=. the current one")
     elif isinstance(root, str) and root.startswith("~"):
         yield Problem("run_root", "begins with ~, which a shell replaces only outside quotes", root, "a folder", f"run_root={Path(root).expanduser()}")
 
@@ -194,14 +194,14 @@ def variables_only_compute(cfg: Config) -> Iterator[Problem]:
     for name, value in (at(cfg, "reproducibility.variables") or {}).items():
         if name not in VARIABLES:
             expected = f"one that chooses how numbers are computed: {', '.join(VARIABLES)}"
-            hint = "export it in the shell, if you want it all the same"
+            hint = "to set it anyway, export it in the shell"
             yield Problem(f"reproducibility.variables.{name}", "a config may not set this variable", value, expected, hint)
 
 
 def no_timing_decides_bits(cfg: Config) -> Iterator[Problem]:
     if at(cfg, "reproducibility.benchmark") is True and at(cfg, "reproducibility.deterministic") is True:
-        message = "chooses cuDNN's algorithms by timing, which can change them, and the bits, from run to run"
-        yield Problem("reproducibility.benchmark", message, True, "false, with deterministic: true", "reproducibility=fast allows it, and gives up the promise")
+        message = "chooses cuDNN's algorithms by timing, so they and the bits can change from run to run"
+        yield Problem("reproducibility.benchmark", message, True, "false, with deterministic: true", "reproducibility=fast allows it, but promises nothing")
 
 
 def words_are_known(cfg: Config) -> Iterator[Problem]:

@@ -49,7 +49,7 @@ class OneCycle(Schedule):
     ) -> None:
         super().__init__(unit=unit)
         require(total is None or whole(total, least=1), "total", "is not a possible duration", total, "a whole number of at least 1, or null")
-        require(number(pct_start, least=0, most=1), "pct_start", "is not a share", pct_start, "a number from 0 to 1")
+        require(number(pct_start, least=0, most=1), "pct_start", "is not a valid share", pct_start, "a number from 0 to 1")
         require(not three_phase or pct_start <= 0.5, "pct_start", "leaves no time for the third phase", pct_start, "at most 0.5 with three_phase")
         require(anneal in ("cos", "linear"), "anneal", "is not a known curve", anneal, "cos or linear")
         for name, value in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
