@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -31,7 +32,7 @@ from samewise.runner.config.override_text import ONE_CHOICE
 from samewise.runner.config.project import Project
 from samewise.runner.config.schema import Experiment
 from samewise.runner.config.yaml_files import require_modest
-from samewise.runner.errors import Problem
+from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import read_text
 
 ROOT = "config"
@@ -147,8 +148,15 @@ def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
 
 def faults_in_files(loader: ConfigLoaderImpl) -> FileFaults:
     """Collects what is wrong in config files, as what this loader finds has it: its groups, and those that the root's defaults list has."""
-    chosen = yaml.safe_load(text_of(loader, ROOT))["defaults"]
-    return FileFaults(groups(loader), {key for entry in chosen if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
+    root: Any = None
+    with suppress(yaml.YAMLError):
+        root = yaml.safe_load(text_of(loader, ROOT))
+    chosen = cast(dict[str, Any], root).get("defaults") if isinstance(root, dict) else None
+    if not isinstance(chosen, list):
+        folder = next(one.path for one in loader.get_sources() if one.is_config(ROOT))
+        hint = "give it another name; an experiment's file belongs in the folder `experiment`"
+        raise ConfigError(Problem(f"{folder}/{ROOT}.yaml", "stands in the place of samewise's own config.yaml, and has no list of defaults", hint=hint))
+    return FileFaults(groups(loader), {key for entry in cast(list[Any], chosen) if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
 
 
 def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:

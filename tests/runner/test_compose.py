@@ -247,3 +247,10 @@ def test_no_file_of_hydras_own_is_read() -> None:
     """What it would choose for itself, its launcher, sweeper and logging, was a third of all files, and thrown away."""
     defaults = config_loader(BARE).compute_defaults_list("config", [], RunMode.RUN).defaults
     assert [one.config_path for one in defaults if str(one.config_path).startswith("hydra/")] == ["hydra/config"]
+
+
+@pytest.mark.parametrize("text", ["a: 3\n", "[1, 2]\n", "defaults: 5\n", "model: [1\n", ""])
+def test_a_file_that_takes_the_place_of_the_root_by_its_name_alone_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yaml: stands in the place of samewise's own"):
+        compose(["experiment=resnet18_digits"], project=Project(tmp_path, configs=(tmp_path,)))
