@@ -20,7 +20,7 @@ from samewise.runner.records.environment import git_state
 
 TINY = [*DIGITS, "max_steps=1"]
 MARKS = "import pathlib\npathlib.Path(__file__).with_name('mark').write_text(__name__)\n"
-ABSENT = ("cuda", "winreg", "_winapi")
+ABSENT = ("cuda", "winreg")
 """What libraries try to import that is not there: found wherever on sys.path the folder stands."""
 STANDARD = ("argparse", "logging", "queue", "socket", "yaml", "struct", "json", "selectors", "random")
 
