@@ -25,6 +25,15 @@ def refused_operator(error: BaseException) -> Problem | None:
     return Problem("reproducibility.level", reason, "strict", expected, hint)
 
 
+def killed_worker(error: BaseException) -> Problem | None:
+    """The problem where torch says that a worker of the loader is gone, else None."""
+    found = re.match(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [\w ]+|exited unexpectedly)", str(error))
+    if not isinstance(error, RuntimeError) or not found:
+        return None
+    hint = "where memory ran out, fewer workers take less; run the same command again to resume"
+    return Problem("loader.num_workers", f"worker process {found[1]} {found[2].strip()}: the kernel, or somebody, has ended it", hint=hint)
+
+
 def misfit(error: Exception | SystemExit, model: Mapping[str, Any] | None = None) -> Problem:
     """What a step raised, which comes from parts that are sound alone but do not fit together."""
     if isinstance(error, SystemExit):

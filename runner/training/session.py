@@ -29,7 +29,7 @@ from samewise.runner.training.continued import require_left
 from samewise.runner.training.determinism import memory_ran_short
 from samewise.runner.training.evaluation import draw, rehearse, validate
 from samewise.runner.training.memory import out_of_memory
-from samewise.runner.training.misfits import misfit, refused_operator
+from samewise.runner.training.misfits import killed_worker, misfit, refused_operator
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import restore, summarise
 
@@ -183,7 +183,7 @@ def _signals(run: Run) -> Generator[None]:
 def _explained(run: Run, error: BaseException) -> BaseException:
     """The error as a person can act on it, where it is one we know."""
     error = run.strategy.peers.explain(error, step=run.step + 1)
-    if isinstance(error, RuntimeError) and (problem := refused_operator(error)):
+    if isinstance(error, RuntimeError) and (problem := refused_operator(error) or killed_worker(error)):
         return TrainingError(problem)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         hint = "free some space, then run the same command again to resume"

@@ -135,7 +135,7 @@ class Campaign:
         form: str = chance.choices([*self.forms], [*self.forms.values()])[0]
         recipe = "classification" if form == ", sweep" else recipe
         settings = (*COMMON, *RECIPES[recipe], *chance.choice(MIXTURES))
-        whole_command = ["sweep", "seed=0,1", "launcher.jobs=2"] if form == ", sweep" else ["train"]
+        whole_command = ["sweep", "--retry-failed", "seed=0,1", "launcher.jobs=2"] if form == ", sweep" else ["train"]
         reference = self.reference((*whole_command, *settings))
         root = self.home / f"trial-{seed}"
         tracking = chance.choice(["none", "sqlite", "sqlite", "server" if self.server else "none"])

@@ -18,6 +18,7 @@ from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
 from samewise.runner.errors import DataError, Problem
 from samewise.runner.records.digest import value_digest
+from samewise.runner.training.misfits import killed_worker
 
 
 class Noisy:
@@ -57,6 +58,23 @@ def test_a_worker_goes_on_when_a_scheduler_tells_all_processes_of_a_job_to_end()
     assert found == batches(0, keys=wanted)
     worker.join(20)
     assert worker.exitcode == 0
+
+
+def test_a_worker_that_is_killed_is_named_with_what_may_have_killed_it() -> None:
+    others = multiprocessing.active_children()
+    keys = [Key(0, start, (start,)) for start in range(20)]
+    loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(keys), num_workers=1))
+    next(loader)
+    (worker,) = (child for child in multiprocessing.active_children() if child not in others)
+    worker.kill()
+    with pytest.raises(RuntimeError) as caught:
+        list(loader)
+    problem = killed_worker(caught.value)
+    assert problem is not None
+    assert problem.path == "loader.num_workers"
+    assert problem.message.startswith(f"worker process {worker.pid} ")
+    assert problem.message.endswith("the kernel, or somebody, has ended it")
+    assert killed_worker(RuntimeError("the model has a DataLoader worker")) is None
 
 
 def test_the_main_process_stands_in_for_a_worker_with_one_thread():
