@@ -48,5 +48,5 @@ def test_what_chooses_kernels_on_cuda_decides_bits(device: Any, monkeypatch: pyt
 def test_a_device_that_ran_short_of_memory_is_told_of(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory_ran_short(torch.device("cuda")) is None
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda *_: {"num_alloc_retries": 2, "num_ooms": 1})
-    assert "ran short 3 times" in str(memory_ran_short(torch.device("cuda")))
+    assert "ran short of memory 3 times" in str(memory_ran_short(torch.device("cuda")))
     assert memory_ran_short(torch.device("cpu")) is None

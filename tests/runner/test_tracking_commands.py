@@ -59,6 +59,7 @@ def test_mlflow_has_the_best_value_so_far_before_any_other_metric(unsent: RunFol
     tracker.start()
     for step, loss in ((6, 0.5), (7, 0.25), (8, 0.75)):
         tracker.log({"valid/loss": loss}, step)
+        tracker.before_checkpoint(step)
         assert main(["sync"]) == 0  # each is a new sender
     tracker.finish("FINISHED")
     store = sqlite3.connect(unsent.path.parents[1] / "mlflow.db")
