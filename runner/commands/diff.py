@@ -62,13 +62,14 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, sources, trace
+    from samewise.runner.records.parting import first_parting
 
     head, one = trace.read_trace_of(first)
     other, two = trace.read_trace_of(second)
     both = sorted(one.keys() & two.keys())
     algorithms = [trace.algorithm_of(folder.trace, found) for folder, found in ((first, head), (second, other))]
     stages = trace.STAGES if algorithms[0] == algorithms[1] else trace.ANYWHERE
-    parting = next(((step, *found) for step in both if (found := trace.parting(head, one[step], two[step], stages=stages))), None)
+    parting = next(((step, *found) for step in both if (found := first_parting(head, one[step], two[step], stages=stages))), None)
     metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
     return {
         "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).cfg), identity(saved.config_of(second).cfg))],

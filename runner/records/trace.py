@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from struct import pack
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from torch import Tensor, nn
 
 from samewise.runner.records import shapes
-from samewise.runner.records.digest import ALGORITHMS, XXH3, begin, begin_value, combine, tensor_digests, value_digest
+from samewise.runner.records.digest import ALGORITHMS, XXH3, begin, begin_value, combine, value_digest
 from samewise.runner.records.files import damaged, misfit, parse_json, read_json, read_lines, require_shape, set_aside
 from samewise.runner.records.folder import RunFolder
 
@@ -135,7 +135,7 @@ class Trace:
             "chain": f"{self._chain:016x}",
         }
         if self._layers_every and step % self._layers_every == 0:
-            line["layers"] = {"gradients": _short(gradients), "weights": _short(weights)}
+            line["layers"] = {"gradients": shortened(gradients), "weights": shortened(weights)}
         self._last = line
         self._lines.append(f"{_ENCODE(line)}\n".encode())
         if time.monotonic() >= self._write_at:
@@ -217,7 +217,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     return line if not misfit(line, (shapes.TRACE_LINE, shapes.TRACE_HEAD)) else None
 
 
-def _short(numbers: Sequence[int]) -> str:
+def shortened(numbers: Sequence[int]) -> str:
     """32 bits of each digest, in hexadecimal: enough to see which layer differs."""
     return pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers)).hex()
 
@@ -285,28 +285,3 @@ def algorithm_of(path: Path, head: Mapping[str, Any]) -> str:
     if name not in ALGORITHMS:
         raise damaged(path, f"its digests are by {name!r}, which this version does not know")
     return name
-
-
-def parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any], *, stages: Collection[str] = tuple(STAGES)) -> tuple[str, str] | None:
-    """Where two lines of the same step part: (stage, layer), the layer empty where none is named; None where they agree in all `stages`."""
-    for stage in stages:
-        if first.get(stage) == second.get(stage):
-            continue
-        layers = first.get("layers", {}).get(stage), second.get("layers", {}).get(stage)
-        return stage, _first_layer(head.get(stage, []), *layers, backward=stage == "gradients") if all(layers) else ""
-    return None
-
-
-def altered_weights(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:
-    """The first tensor of a state_dict that is not the one of the line, empty where none can be named; None where all are."""
-    numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=head.get("gradients", ()), algorithm=head.get("algorithm", XXH3))
-    if f"{combine(numbers):016x}" == line["weights"]:
-        return None
-    there = line.get("layers", {}).get("weights", "")
-    return _first_layer(list(state), there, _short(numbers), backward=False) if len(there) == 8 * len(numbers) else ""
-
-
-def _first_layer(names: Sequence[str], first: str, second: str, *, backward: bool) -> str:
-    """The first differing name in the order of computation: the backward pass reaches the last layers first."""
-    differing = [name for number, name in enumerate(names) if first[8 * number : 8 * number + 8] != second[8 * number : 8 * number + 8]]
-    return (differing[-1] if backward else differing[0]) if differing else ""

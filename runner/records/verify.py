@@ -12,6 +12,7 @@ from samewise.runner.records import checkpoint, shapes, trace
 from samewise.runner.records.digest import weights_sha256
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.parting import altered_weights, first_parting
 from samewise.runner.records.roots import alterations
 
 
@@ -80,7 +81,7 @@ class Comparison(Callback):
         expected, found = self._lines.get(outcome.step), run.traced
         parted = None
         if expected is not None and found.get("step") == outcome.step:
-            parted = trace.parting(self._head, expected, found)
+            parted = first_parting(self._head, expected, found)
             self.compared += parted is None or self._goes_on
         if parted:
             parting = Parting(outcome.step, parted[0], parted[1], trace.STAGES[parted[0]])
@@ -130,7 +131,7 @@ def _unbound(head: Mapping[str, Any], lines: Mapping[int, Mapping[str, Any]], ke
         yield Parting(kept.step, "checkpoint", "", f"{kept.path.name} was taken at step {state['step']}")
         return
     line = lines.get(kept.step)
-    layer = trace.altered_weights(head, line, state["model"]) if line else None
+    layer = altered_weights(head, line, state["model"]) if line else None
     if layer is not None:
         yield Parting(kept.step, "checkpoint", layer, f"the weights in {kept.path.name} differ from those in the trace")
     before = max((step for step in lines if step <= kept.step), default=None)

@@ -9,6 +9,7 @@ from samewise.runner.errors import CheckpointError
 from samewise.runner.records import checkpoint, trace
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.parting import first_parting
 from samewise.runner.training.closely import Noted, first_difference, look, look_at, samples_of
 from samewise.runner.training.run import Run
 from samewise.runner.training.state import state_of
@@ -31,7 +32,7 @@ def tell_apart(folder: RunFolder, step: int, there: Run, here: Run | None) -> tu
     one, two = _nearest(folder, first, there), None if here is None else copy_to_cpu(state_of(here))
     for at in range(first, step + 1):
         seen, line, before = look_at(there, one, at)
-        agrees = at not in lines or trace.parting(head, lines[at], line) is None
+        agrees = at not in lines or first_parting(head, lines[at], line) is None
         if not agrees:
             again, _ = look(there, before)
             if found := first_difference(seen, again):
@@ -77,7 +78,7 @@ def _whose(step: int, *, agrees: bool) -> Iterator[str]:
 
 def _unlike_the_record(run: Run, step: int, head: dict[str, Any], recorded: dict[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
     yield f"step {step} gives the same bits each time here, but not the recorded ones: those come from another machine, other data or other code"
-    stage, _ = trace.parting(head, recorded, line) or ("", "")
+    stage, _ = first_parting(head, recorded, line) or ("", "")
     if stage == "batch":
         samples = samples_of(run, step)
         more = f" and {len(samples) - 16} more" if len(samples) > 16 else ""

@@ -12,6 +12,7 @@ from torch import nn
 from samewise.runner.errors import DamagedFile
 from samewise.runner.records import trace
 from samewise.runner.records.digest import digests, value_digest, weights_sha256
+from samewise.runner.records.parting import first_parting
 from samewise.runner.records.trace import Trace
 
 
@@ -107,7 +108,7 @@ def parting(tmp_path, change):
     record(tmp_path / "a", 4), record(tmp_path / "b", 4, change=change)
     head, one = trace.read_trace(tmp_path / "a")
     _, two = trace.read_trace(tmp_path / "b")
-    return next((step, *found) for step in one if (found := trace.parting(head, one[step], two[step])))
+    return next((step, *found) for step in one if (found := first_parting(head, one[step], two[step])))
 
 
 def test_a_changed_gradient_is_found_at_its_step_and_layer(tmp_path):

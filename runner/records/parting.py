@@ -1,0 +1,36 @@
+"""Where two lines of a trace first differ, or a line and the weights that it tells of: the stage of the step, and the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from samewise.runner.records.digest import XXH3, combine, tensor_digests
+from samewise.runner.records.trace import STAGES, shortened
+
+
+def first_parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any], *, stages: Collection[str] = tuple(STAGES)) -> tuple[str, str] | None:
+    """Where two lines of the same step part: (stage, layer), the layer empty where none is named; None where they agree in all `stages`."""
+    for stage in stages:
+        if first.get(stage) == second.get(stage):
+            continue
+        layers = first.get("layers", {}).get(stage), second.get("layers", {}).get(stage)
+        return stage, _first_layer(head.get(stage, []), *layers, backward=stage == "gradients") if all(layers) else ""
+    return None
+
+
+def altered_weights(head: Mapping[str, Any], line: Mapping[str, Any], state: Mapping[str, Tensor]) -> str | None:
+    """The first tensor of a state_dict that is not the one of the line, empty where none can be named; None where all are."""
+    numbers = tensor_digests(state, shards=head.get("shards", 1), sharded=head.get("gradients", ()), algorithm=head.get("algorithm", XXH3))
+    if f"{combine(numbers):016x}" == line["weights"]:
+        return None
+    there = line.get("layers", {}).get("weights", "")
+    return _first_layer(list(state), there, shortened(numbers), backward=False) if len(there) == 8 * len(numbers) else ""
+
+
+def _first_layer(names: Sequence[str], first: str, second: str, *, backward: bool) -> str:
+    """The first differing name in the order of computation: the backward pass reaches the last layers first."""
+    differing = [name for number, name in enumerate(names) if first[8 * number : 8 * number + 8] != second[8 * number : 8 * number + 8]]
+    return (differing[-1] if backward else differing[0]) if differing else ""
