@@ -21,7 +21,9 @@ from samewise.runner.records import checkpoint, environment, own_code, shapes, s
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.roots import alterations
+from samewise.runner.records.verify import checkpoint_partings, metric_partings
 from samewise.runner.secrets import looks_secret, redact, redact_file, redact_values, without_keys
+from samewise.runner.tracking.journal import logged_values
 
 _CHECKED_OUT = "check out the code that it was trained with (environment.json has the commit), or train again with `samewise train --fresh`"
 
@@ -75,6 +77,8 @@ def _sound(folder: RunFolder) -> Mapping[str, Any]:
     altered = alterations(folder)
     if altered:
         raise ConfigError(*(Problem(str(folder.path), said) for said in altered.values()))
+    if partings := [*checkpoint_partings(folder), *metric_partings(folder, logged_values(folder.metrics))]:
+        raise ConfigError(*(Problem(str(folder.path), f"was altered since: {parting}") for parting in partings))
     return summary
 
 

@@ -18,7 +18,7 @@ from samewise.runner.processes.variables import keep_compiled_code_apart, prepar
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.journal import read_entries
+from samewise.runner.tracking.journal import logged_values
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -135,7 +135,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         raise ConfigError(
             Problem("--audit", "repeats the run as it was, but these overrides change it", ", ".join(path for path, _, _ in unlike), "none of them")
         )
-    logged = {(entry.step, name): value for entry, _ in read_entries(folder.metrics) for name, value in entry.metrics.items()}
+    logged = logged_values(folder.metrics)
     comparison = verify.Comparison(folder, steps=args.steps, logged=logged, goes_on=args.audit is not None)
     if not comparison.wanted and args.audit is None:
         raise ConfigError(Problem(str(folder.trace), "the run has no trace to compare with", hint="train with trace.every_steps=1"))

@@ -26,7 +26,8 @@ _WRITES = {"open": 0, "os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink":
 _FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _IMPORTS = "<frozen importlib._bootstrap_external>"
 
-tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # they extract what they downloaded without one of their own
+if hasattr(tarfile, "data_filter"):  # Python 3.11.4; before that what watches over writes ends it
+    tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)  # they extract what they downloaded without one of their own
 
 _watched = contextvars.ContextVar[tuple[str, list[str]] | None]("watched", default=None)
 """The config path of the data set that is being made in this thread, and where it may write."""

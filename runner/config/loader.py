@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -111,6 +110,7 @@ def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigL
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")
     for folder in project.configs:
+        _require_no_root(folder / f"{ROOT}.yaml")
         path.append(GIVEN if folder in project.given else PROJECT, f"file://{folder}")
     path.append("main", "pkg://samewise.configs")
     path.append("schema", "structured://")
@@ -119,6 +119,14 @@ def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigL
         if isinstance(source, FileConfigSource):
             source.faults = faults
     return loader
+
+
+def _require_no_root(file: Path) -> None:
+    """Raise a ConfigError where a file would take the place of samewise's own root; a copy of that changes nothing."""
+    own = resources.files("samewise.configs").joinpath(f"{ROOT}.yaml").read_text(encoding="utf-8")
+    if file.is_file() and read_text(file) != own:
+        hint = "give it another name; an experiment's file belongs in the folder `experiment`"
+        raise ConfigError(Problem(str(file), "would take the place of samewise's own config.yaml, which every experiment starts from", hint=hint))
 
 
 def _is_inside(config_path: str) -> bool:
@@ -148,15 +156,8 @@ def groups(loader: ConfigLoaderImpl, under: str = "") -> dict[str, list[str]]:
 
 def faults_in_files(loader: ConfigLoaderImpl) -> FileFaults:
     """Collects what is wrong in config files, as what this loader finds has it: its groups, and those that the root's defaults list has."""
-    root: Any = None
-    with suppress(yaml.YAMLError):
-        root = yaml.safe_load(text_of(loader, ROOT))
-    chosen = cast(dict[str, Any], root).get("defaults") if isinstance(root, dict) else None
-    if not isinstance(chosen, list):
-        folder = next(one.path for one in loader.get_sources() if one.is_config(ROOT))
-        hint = "give it another name; an experiment's file belongs in the folder `experiment`"
-        raise ConfigError(Problem(f"{folder}/{ROOT}.yaml", "stands in the place of samewise's own config.yaml, and has no list of defaults", hint=hint))
-    return FileFaults(groups(loader), {key for entry in cast(list[Any], chosen) if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
+    chosen = yaml.safe_load(text_of(loader, ROOT))["defaults"]
+    return FileFaults(groups(loader), {key for entry in chosen if isinstance(entry, dict) for key in cast(dict[str, Any], entry)})
 
 
 def root_config(loader: ConfigLoaderImpl, given: Sequence[str]) -> DictConfig:

@@ -154,6 +154,11 @@ def read_entries(path: Path, *, offset: int = 0, end: int | None = None) -> Iter
         _LOG.warning("%s: %d line%s cannot be read and are left out", path, spoilt, "s" * (spoilt > 1))
 
 
+def logged_values(path: Path) -> dict[tuple[int, str], float]:
+    """What a journal holds, by step and name."""
+    return {(entry.step, name): value for entry, _ in read_entries(path) for name, value in entry.metrics.items()}
+
+
 def parse_line(line: bytes) -> Entry | None:
     """A line; None where it is not an entry."""
     try:

@@ -149,6 +149,25 @@ def test_code_other_than_the_run_was_trained_with_is_not_bundled(samewise: Calla
     assert not (tmp_path / "other.bundle").exists()
 
 
+@pytest.mark.parametrize("what", ["a metric", "a checkpoint"])
+def test_a_run_that_was_altered_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path, what: str) -> None:
+    run = Path(shutil.copytree(next((home / "runs" / "one").iterdir()), tmp_path / "one" / "altered", symlinks=True))
+    if what == "a metric":
+        summary = json.loads((run / "summary.json").read_text())
+        final = summary["metrics"]["final"]
+        final[next(iter(final))] += 0.01
+        (run / "summary.json").write_text(json.dumps(summary))
+    else:
+        state = sorted(run.glob("checkpoints/step-*/state.pt"))[-1]
+        raw = bytearray(state.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        state.write_bytes(raw)
+    done = samewise("bundle", run, "--out", tmp_path / "altered.bundle")
+    assert done.returncode == 2
+    assert "was altered since: step " in done.stderr
+    assert not (tmp_path / "altered.bundle").exists()
+
+
 def test_a_run_that_is_not_finished_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path) -> None:
     run = shutil.copytree(next((home / "runs" / "one").iterdir()), tmp_path / "one" / "half", symlinks=True)
     (run / "summary.json").unlink()

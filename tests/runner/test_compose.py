@@ -249,8 +249,8 @@ def test_no_file_of_hydras_own_is_read() -> None:
     assert [one.config_path for one in defaults if str(one.config_path).startswith("hydra/")] == ["hydra/config"]
 
 
-@pytest.mark.parametrize("text", ["a: 3\n", "[1, 2]\n", "defaults: 5\n", "model: [1\n", ""])
-def test_a_file_that_takes_the_place_of_the_root_by_its_name_alone_is_named(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["a: 3\n", "model: [1\n", "", "defaults: [_self_]\nseed: 7\n"])
+def test_a_file_in_the_place_of_the_root_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.yaml: stands in the place of samewise's own"):
+    with pytest.raises(ConfigError, match=r"config\.yaml: would take the place of samewise's own"):
         compose(["experiment=resnet18_digits"], project=Project(tmp_path, configs=(tmp_path,)))
