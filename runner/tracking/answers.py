@@ -161,7 +161,13 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
 
 
 def _require_named(request: Any) -> None:
-    """Refuse to ask, or to tell a token to, a host that the user has not named. What is uploaded without a token may go where the server has it."""
+    """Refuse to ask, or to tell a token to, a host that the user has not named. What is uploaded without a token may go where the server has it.
+
+    MLflow's own questions go to the server that its client was made for: in a notebook that may be one of the user's beside samewise's. A redirect of them
+    takes no token along.
+    """
+    if str(request.path_url).startswith("/api/2.0/mlflow/"):
+        return
     host = _host(request.url)
     more = {one.strip().lower() for one in os.environ.get(HOSTS, "").split(",")}
     is_named = _named & {"*", host, host.removesuffix(":443") + ":80"} or host in more
