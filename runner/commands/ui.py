@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         if args.open:
             webbrowser.open(uri)
         return 0
-    with on_signals([signal.SIGTERM], _end), _listening(args.port) as listening:
+    with on_signals([signal.SIGTERM, signal.SIGINT], _end), _listening(args.port) as listening:
         port = listening.getsockname()[1]
         store_places.require(uri, trust=args.trust)
         try:
