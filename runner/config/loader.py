@@ -123,8 +123,7 @@ def config_loader(project: Project, faults: FileFaults | None = None) -> ConfigL
 
 def _require_no_root(file: Path) -> None:
     """Raise a ConfigError where a file would take the place of samewise's own root; a copy of that changes nothing."""
-    own = resources.files("samewise.configs").joinpath(f"{ROOT}.yaml").read_text(encoding="utf-8")
-    if file.is_file() and read_text(file) != own:
+    if file.is_file() and read_text(file) != resources.files("samewise.configs").joinpath(f"{ROOT}.yaml").read_text(encoding="utf-8"):
         hint = "give it another name; an experiment's file belongs in the folder `experiment`"
         raise ConfigError(Problem(str(file), "would take the place of samewise's own config.yaml, which every experiment starts from", hint=hint))
 

@@ -24,8 +24,8 @@ VARIABLES = (
 # The number of threads changes bits, so nothing but the config may choose it: not OpenMP or MKL by the load (OMP_DYNAMIC=true hangs torch altogether), not a
 # limit of the user's environment. OpenBLAS, behind NumPy, never starts more threads than there are cores, so it gets one.
 ALWAYS = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", "OMP_THREAD_LIMIT": str(2**31 - 1), "OPENBLAS_NUM_THREADS": "1"}
-# Threads that wait leave the core to others, which may be the ones that they wait for; but first they look for about as long as it takes to be woken
-# (20 microseconds), where there are cores for all of them. This changes no bits, so what the user's environment says stays.
+# Threads that wait leave the core to others, which may be the ones that they wait for; but first they look a while
+# (libgomp reckons with 100 turns a microsecond), where there are cores for all of them. This changes no bits, so what the user's environment says stays.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
 CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 """Where Inductor keeps what it has compiled, and runs it from."""

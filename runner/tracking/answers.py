@@ -146,8 +146,10 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
         return manager
 
     def send(self, request: Any, stream: bool = False, timeout: Any = None, verify: Any = True, cert: Any = None, proxies: Any = None) -> Any:
-        _require_named(request)
+        _require_named(request, is_sent_on=getattr(_here, "is_sent_on", False))
+        _here.is_sent_on = False
         response = super().send(request, stream, timeout, verify, cert, proxies)
+        _here.is_sent_on = response.is_redirect  # what this thread asks next is where it leads
         counted: _Counted = _here.counted
         if stream and response.ok:
             counted.be_a_download()
@@ -160,13 +162,12 @@ class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
         return response
 
 
-def _require_named(request: Any) -> None:
+def _require_named(request: Any, *, is_sent_on: bool) -> None:
     """Refuse to ask, or to tell a token to, a host that the user has not named. What is uploaded without a token may go where the server has it.
 
-    MLflow's own questions go to the server that its client was made for: in a notebook that may be one of the user's beside samewise's. A redirect of them
-    takes no token along.
+    What MLflow itself asks goes to the server that its client was made for: in a notebook that may be one of the user's, beside samewise's.
     """
-    if str(request.path_url).startswith("/api/2.0/mlflow/"):
+    if str(request.path_url).startswith("/api/2.0/mlflow/") and not is_sent_on:
         return
     host = _host(request.url)
     more = {one.strip().lower() for one in os.environ.get(HOSTS, "").split(",")}

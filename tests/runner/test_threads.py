@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from samewise.runner.processes import variables
+
 CORES = sorted(os.sched_getaffinity(0))
 several_cores = pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
 
@@ -48,6 +50,14 @@ def said_on(cores: int, code: str, *arguments: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env={**outside, "OMP_THREAD_LIMIT": "1"}, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_threads_wait_as_the_users_environment_says_or_look_a_while_before_they_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in variables.WAITING:
+        monkeypatch.delenv(name, raising=False)
+    assert variables.thread_variables(2).items() >= {"OMP_NUM_THREADS": "2", **variables.WAITING}.items()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert not variables.thread_variables(2).keys() & {*variables.WAITING}
 
 
 @pytest.mark.slow

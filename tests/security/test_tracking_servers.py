@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
@@ -178,6 +179,10 @@ def redirects(handler: _Stranger, to: str) -> None:
     handler.wfile.write(HEAD % 307 + f"Location: http://{to}/latest/meta-data/\r\nContent-Length: 0\r\n\r\n".encode())
 
 
+def redirects_within_mlflow(handler: _Stranger, to: str) -> None:
+    handler.wfile.write(HEAD % 307 + f"Location: http://{to}/api/2.0/mlflow/runs/get\r\nContent-Length: 0\r\n\r\n".encode())
+
+
 def keeps_files_elsewhere(handler: _Stranger, to: str) -> None:
     """As another user of the user's own server can have it: by the artifact location of an experiment."""
     handler.plain(RUN_JSON.replace("mlflow-artifacts:/1/x", f"mlflow-artifacts://{to}/1/x").encode())
@@ -192,7 +197,7 @@ def names_an_address_to_download_from(handler: _Stranger, to: str) -> None:
         _serves_a_run(handler)
 
 
-@pytest.mark.parametrize("way", [redirects, keeps_files_elsewhere, names_an_address_to_download_from])
+@pytest.mark.parametrize("way", [redirects, redirects_within_mlflow, keeps_files_elsewhere, names_an_address_to_download_from])
 def test_nothing_is_asked_of_a_host_that_a_server_sends_to_and_no_token_told_there(
     samewise: Callable[..., Any], stranger: Any, other: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch, way: Callable[..., None]
 ) -> None:
@@ -209,6 +214,15 @@ def test_nothing_is_asked_of_a_host_that_a_server_sends_to_and_no_token_told_the
         monkeypatch.setenv("SAMEWISE_TRACKING_HOSTS", f"a:1, {host}")
         samewise("verify", RUN, "--uri", address)
         assert heard
+
+
+def test_a_client_of_the_users_own_beside_samewises_asks_its_server(stranger: Any, other: tuple[str, list[Any]]) -> None:
+    _, address = stranger
+    host, heard = other
+    with quiet_mlflow():
+        open_client(address)
+        assert MlflowClient(f"http://{host}").get_experiment("1").name == ""  # it answers {}
+    assert [path.partition("?")[0] for path, _ in heard] == ["/api/2.0/mlflow/experiments/get"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
