@@ -72,7 +72,7 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     parting = next(((step, *found) for step in both if (found := first_parting(head, one[step], two[step], stages=stages))), None)
     metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
     return {
-        "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).cfg), identity(saved.config_of(second).cfg))],
+        "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).whole), identity(saved.config_of(second).whole))],
         "environment": environment.differences(read_json(first.environment, shapes.ENVIRONMENT) or {}, read_json(second.environment, shapes.ENVIRONMENT) or {}),
         "code": sources.differences(first.sources, second.sources),
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},

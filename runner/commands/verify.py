@@ -130,7 +130,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.training.build import build
 
     original = saved.config_of(folder)
-    unlike = differences(identity(original.cfg), identity(composed.cfg)) if args.overrides else []
+    unlike = differences(identity(original.whole), identity(composed.whole)) if args.overrides else []
     if args.audit is not None and unlike:
         raise ConfigError(
             Problem("--audit", "repeats the run as it was, but these overrides change it", ", ".join(path for path, _, _ in unlike), "none of them")

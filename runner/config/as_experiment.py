@@ -56,7 +56,7 @@ def put(text: str, file: Path, wanted: Composed, *, name: str, project: Project)
     try:
         made = compose([f"experiment={name}"], project=project)
         if made.fingerprint != wanted.fingerprint:
-            found = differences(identity(wanted.cfg), identity(made.cfg))
+            found = differences(identity(wanted.whole), identity(made.whole))
             hint = "a file can add and change values, but not remove them; nothing was written"
             raise ConfigError(
                 *[Problem(path, "cannot be written as an experiment", before, f"the file would give {after}", hint) for path, before, after in found]

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig
-
-from samewise.runner.config.tree import flat, plain, without
+from samewise.runner.config.tree import flat, without
 from samewise.runner.errors import ConfigError
 from samewise.runner.records import hugging_face, sources
 from samewise.runner.records.files import read_json
@@ -70,14 +68,9 @@ def is_outside(path: str) -> bool:
     return any(".".join(parts[:end]) in OUTSIDE for end in range(1, len(parts) + 1)) or (parts[0] == "dataset" and bool(HOST_KEYS.search(parts[-1])))
 
 
-def fingerprint(cfg: DictConfig) -> str:
-    """The sha256 of `identity`, in hexadecimal (64 digits)."""
-    return fingerprint_of(cast(dict[str, Any], plain(cfg)))
-
-
 def fingerprint_of(whole: dict[str, Any]) -> str:
-    """The same of a config that `plain` has made plain."""
-    text = json.dumps(_identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    """The sha256 of `identity`, in hexadecimal (64 digits)."""
+    text = json.dumps(identity(whole), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -98,12 +91,8 @@ def reached(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.Code:
     return sources.reach(own, packages, follows=lambda name: name.partition(".")[0] != "samewise")
 
 
-def identity(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved config less what cannot change a result and less this machine's paths. A value that is still missing is `???`."""
-    return _identity(cast(dict[str, Any], plain(cfg)))
-
-
-def _identity(whole: dict[str, Any]) -> dict[str, Any]:
+def identity(whole: dict[str, Any]) -> dict[str, Any]:
+    """A config that `plain` has made plain, less what cannot change a result and less this machine's paths. A value that is still missing is `???`."""
     strategy: Any = whole.get("strategy")
     callbacks: Any = whole.get("callbacks")
     initialise: Any = whole.get("initialise")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from typing import get_args
 
 from omegaconf import DictConfig, OmegaConf
+
+from samewise.runner.config.annotations import describe_type
 
 
 def is_typed(cfg: DictConfig, path: str) -> bool:
@@ -24,17 +25,10 @@ def expected_type(cfg: DictConfig, path: str) -> str:
     if node is None or isinstance(node, list):
         return ""
     kind = node._metadata.ref_type  # pyright: ignore[reportPrivateUsage]
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        words = _members(kind)
+    if hasattr(kind, "__dataclass_fields__"):
+        words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
+    elif inner := get_args(kind)[-1:]:  # of dict[str, X], the only kind of several values in the schema
+        words = f"a mapping of names to values, each {describe_type(inner[0]) or 'of any kind'}"
     else:
-        simple = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        inner = get_args(kind)[-1:]  # of dict[str, X], the only kind of several values in the schema
-        each = [_members(one) if isinstance(one, type) and issubclass(one, enum.Enum) else simple.get(one, "of any kind") for one in inner]
-        words = f"a mapping of names to values, each {each[0]}" if each else simple.get(kind, getattr(kind, "__name__", str(kind)))
-        if hasattr(kind, "__dataclass_fields__"):
-            words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
+        words = describe_type(kind) or "Any"
     return words + (" or null" if node._metadata.optional else "")  # pyright: ignore[reportPrivateUsage]
-
-
-def _members(kind: type[enum.Enum]) -> str:
-    return "one of: " + ", ".join(kind.__members__)

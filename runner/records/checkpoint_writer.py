@@ -23,7 +23,7 @@ from torch import Tensor
 from samewise.runner.errors import Problem, SamewiseError, TrainingError, first_line
 from samewise.runner.records import shards
 from samewise.runner.records.checkpoint import FORMAT, Kept, best_by, list_checkpoints
-from samewise.runner.records.digest import state_digest
+from samewise.runner.records.digest import combine, tensor_digests
 from samewise.runner.records.files import fsync_folder, set_aside, write_json
 
 
@@ -123,7 +123,7 @@ class Checkpoints:
             with open(temporary / "state.pt", "rb") as handle:
                 sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
                 os.fsync(handle.fileno())
-            weights = None if "shards" in state else f"{state_digest(state['model']):016x}"
+            weights = None if "shards" in state else f"{combine(tensor_digests(state['model'])):016x}"
             if "shards" in state:
                 os.replace(self._shards(step), temporary / shards.FOLDER)
             taken = {"step": step, **self._lengths, "sha256": sha256, "weights": weights, "metrics": dict(metrics)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from struct import pack
 from typing import Any
 
@@ -43,18 +43,17 @@ def combine(numbers: Sequence[int]) -> int:
     return xxhash.xxh3_64_intdigest(pack(f"<{len(numbers)}Q", *numbers))
 
 
-def value_digest(value: object) -> int:
-    """A digest of a batch: tensors, numbers, texts, and dicts, lists and tuples of them."""
-    return _digest_of(value, None)
+def value_digest(value: object, known: Iterator[int] | None = None) -> int:
+    """A digest of a batch: tensors, numbers, texts, and dicts, lists and tuples of them. `known`: the tensors' own digests, where they were taken already."""
+    total = xxhash.xxh3_64()
+    _feed(total, value, known)
+    return total.intdigest()
 
 
 def begin_value(value: object) -> Callable[[], int]:
     """Begin to digest a batch, its tensors where they are, and give what reads the digest."""
-    return partial(_read_value, value, on_device.begin(list(tensors_in(value))))
-
-
-def _read_value(value: object, read: Callable[[], list[int]]) -> int:
-    return _digest_of(value, iter(read()))
+    read = on_device.begin(list(tensors_in(value)))
+    return lambda: value_digest(value, iter(read()))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -64,12 +63,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:  # pyright: ignore[reportUnknownVariableType]
             yield from tensors_in(item)
-
-
-def _digest_of(value: object, known: Iterator[int] | None) -> int:
-    total = xxhash.xxh3_64()
-    _feed(total, value, known)
-    return total.intdigest()
 
 
 def _feed(total: xxhash.xxh3_64, value: object, known: Iterator[int] | None) -> None:
@@ -109,19 +102,15 @@ def _memory(tensor: Tensor) -> Any:
     return dense.numpy()
 
 
-def state_digest(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = ()) -> int:
-    """xxh3 of a whole state_dict, in its order: what a trace's `weights` is, for a checkpoint.
+def tensor_digests(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = (), algorithm: str = XXH3) -> list[int]:
+    """The digest of each tensor of a state_dict, in its order, as a trace has them: combined, they are its `weights`.
 
     Args:
         state: Names to tensors.
         shards: Into how many parts of the first dimension (as torch.chunk cuts) those of `sharded` were cut, each digested by itself.
         sharded: Names.
+        algorithm: One of `ALGORITHMS`.
     """
-    return combine(tensor_digests(state, shards=shards, sharded=sharded))
-
-
-def tensor_digests(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = (), algorithm: str = XXH3) -> list[int]:
-    """The digest of each tensor of a state_dict, as a trace has them; for the arguments see `state_digest`, and `ALGORITHMS`."""
     return [
         combine(begin(_shards(one, shards), algorithm)()) if shards > 1 and name in sharded else begin([one], algorithm)()[0] for name, one in state.items()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -20,7 +20,7 @@ from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import Recipe, class_names, of_labels
+from samewise.runner.interfaces import Recipe, RunView, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
 from samewise.runner.processes.this_process import keep_freed_memory
@@ -139,7 +139,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         infinite=frozenset(not_finite(model.state_dict().items())),
         recorder=recorder,
     )
-    recorder.view = View(run)
+    recorder.view = cast(RunView, View(run))
     for callback in run.callbacks.values():
         callback.on_build(recorder.view)
     return run

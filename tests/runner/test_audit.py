@@ -15,7 +15,7 @@ import pytest
 import torch
 from samewise_runner_drops import DROPS
 
-from samewise.runner.records.digest import combine, state_digest
+from samewise.runner.records.digest import combine, tensor_digests
 
 PACKAGE = "lab_of_audits"
 LAB = (
@@ -108,7 +108,7 @@ def forge(run: Path, *, line: tuple[int, dict[str, str]] | None = None, states: 
         state["trace"] = int(lines[step]["chain"], 16)
         torch.save(state, folder / "state.pt")
         digests[str(step)] = sha256 = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
-        weights = f"{state_digest(state['model']):016x}"
+        weights = f"{combine(tensor_digests(state['model'])):016x}"
         rewrite(folder / "manifest.json", lambda manifest, known={"sha256": sha256, "weights": weights, "metrics": state["metrics"]}: manifest.update(known))
     trace = hashlib.sha256((run / "trace.jsonl").read_bytes()).hexdigest()
     rewrite(run / "summary.json", lambda summary: summary.update(trace_sha256=trace, checkpoints_sha256=digests))
@@ -174,7 +174,7 @@ def test_a_forged_weight_is_named(samewise, run) -> None:
     found = audited(samewise, run, "1", "--audit-seed", "1")
     assert any("step 50: step-00000050 was altered" in line and "first in last.weight" in line for line in found["said"]), found["said"]
     assert len(found["audit"]["replayed"]) <= 2
-    with_line = f"{state_digest(torch.load(run / 'checkpoints/step-00000050/state.pt', weights_only=True)['model']):016x}"
+    with_line = f"{combine(tensor_digests(torch.load(run / 'checkpoints/step-00000050/state.pt', weights_only=True)['model'])):016x}"
     forge(run, line=(50, {"weights": with_line}))
     found = audited(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (50, "weights")

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from samewise.runner.config import fingerprint as fingerprints
 from samewise.runner.config.compose import compose
-from samewise.runner.config.fingerprint import fingerprint, identity
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import differences
+from samewise.runner.config.tree import differences, plain
 
 BARE = Project(Path(__file__).resolve().parents[2])
 
 
 def composed(*overrides: str) -> DictConfig:
     return compose(overrides, project=BARE).cfg
+
+
+def fingerprint(cfg: DictConfig) -> str:
+    return fingerprints.fingerprint_of(plain(cfg))
+
+
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    return fingerprints.identity(plain(cfg))
 
 
 @pytest.mark.parametrize(

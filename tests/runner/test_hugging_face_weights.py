@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from samewise.runner.config.compose import compose
-from samewise.runner.config.fingerprint import fingerprint, identity
+from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.optim.initialise import initialise
@@ -136,7 +136,7 @@ def test_a_name_is_settled_when_the_command_is_given_and_its_content_is_a_part_o
     by_name, by_tag = composed("hf:someone/net"), composed("hf:someone/net@v1")
     assert by_name.cfg.initialise.weights == f"hf:someone/net@{COMMITS[1]}"
     blob = (cache / "snapshots" / COMMITS[1] / "model.safetensors").resolve().name
-    assert identity(by_name.cfg)["initialise"]["weights"] == f"sha256:{blob}"
+    assert identity(by_name.whole)["initialise"]["weights"] == f"sha256:{blob}"
     shutil.copytree(cache / "snapshots" / COMMITS[1], tmp_path / "copy")
     assert by_name.fingerprint == composed(str(tmp_path / "copy")).fingerprint == composed(str(tmp_path / "copy" / "model.safetensors")).fingerprint
     assert by_name.fingerprint != by_tag.fingerprint
@@ -145,7 +145,7 @@ def test_a_name_is_settled_when_the_command_is_given_and_its_content_is_a_part_o
     files = in_parts(tmp_path / "parts")
     before = composed(str(tmp_path / "parts")).fingerprint
     write_tensors(files[1], {})
-    assert fingerprint(composed(str(tmp_path / "parts")).cfg) != before
+    assert composed(str(tmp_path / "parts")).fingerprint != before
 
 
 def test_what_is_left_out_may_be_missing_in_the_file(tmp_path: Path) -> None:
