@@ -16,11 +16,11 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "warnings.md"
 
 HEAD = """# Warnings
 
-A setting that cannot do what its name says is an error or a warning. `samewise check` and `samewise train` print warnings and go on;
-`samewise check --strict` exits with code 2 if there is one. This page is made by `python tests/docs/warnings_page.py --write`, which runs
-each command; a test holds the page to what they print.
+A setting that would not have the effect that its name promises causes an error or a warning. `samewise check` and `samewise train` print warnings and
+continue; `samewise check --strict` exits with code 2 if there is one. `python tests/docs/warnings_page.py --write` generates this page by running
+each command; a test compares the page with their output.
 
-| warned of | because |
+| warning | reason |
 |---|---|
 """
 
@@ -31,14 +31,14 @@ EMA = "callbacks=[default,ema] callbacks.ema."
 OTHER = "experiment=resnet18_digits model=resnet18_small optimizer=adamw"
 
 WARNINGS: dict[str, tuple[str, str]] = {
-    "A schedule longer than the training": ("what it is set to do after the last step is never done", "scheduler=warmup_cosine"),
-    "A milestone after the end": ("the rate is never lowered", "scheduler=multi_step scheduler.milestones=[30]"),
+    "A schedule longer than the training": ("training ends before the schedule does", "scheduler=warmup_cosine"),
+    "A milestone after the end": ("the learning rate is never lowered", "scheduler=multi_step scheduler.milestones=[30]"),
     "A moving average that spans more than the training": ("it stays close to the initial weights", f"{EMA}decay=0.99998 callbacks.ema.rescale=false"),
-    "A moving average that is never updated": ("it would be the initial weights", f"{EMA}every_steps=1000"),
-    "TF32 on the CPU": ("only CUDA devices have it", "precision=tf32"),
-    "float16 on the CPU": ("it is slow there, not fast", "precision=fp16"),
-    "A layer that is never unfrozen": ("training ends before", "+param_groups.head={match:'fc.*',frozen_until:5}"),
-    "Settings of another choice": ("an experiment file sets them for its own; what the other does not take is left out", OTHER),
+    "A moving average that is never updated": ("it would keep the initial weights", f"{EMA}every_steps=1000"),
+    "TF32 on the CPU": ("only CUDA devices support it", "precision=tf32"),
+    "float16 on the CPU": ("it is slower there, not faster", "precision=fp16"),
+    "A layer that is never unfrozen": ("training ends first", "+param_groups.head={match:'fc.*',frozen_until:5}"),
+    "Settings of another choice": ("an experiment file sets them for the choice that it makes; a different choice does not get those that it does not take", OTHER),
     "A key that nothing reads": ("no value refers to it", "+dataset.licence=MIT"),
 }
 
@@ -59,11 +59,11 @@ def warnings_of(overrides: str) -> list[str]:
 def page() -> str:
     """The whole page, every command run."""
     table = "".join(f"| {what} | {why} |\n" for what, (why, _) in WARNINGS.items())
-    table += "| `resume_from` with epochs of another length | steps are counted, so that training goes on in another epoch |\n"
+    table += "| `resume_from` with epochs of another length | the position in training is a number of steps, so training continues in a different epoch |\n"
     table += "| `resume_from` with a schedule made for another length | the learning rate jumps |\n"
-    table += "| `train callbacks=a,b` | it is a sweep, a training for each; `callbacks=[a,b]` is one training with both |\n"
-    table += "| A metric that torchmetrics warns of | a class that no evaluated sample has makes it meaningless; told once, when it is first computed |\n"
-    table += "| A loss that is five times the first in the second half of `debug=...` | the learning rate is too high, or the model is not sound |\n"
+    table += "| `train callbacks=a,b` | this is a sweep, with a run for each; `callbacks=[a,b]` is one run with both |\n"
+    table += "| A metric that torchmetrics warns of | a class without evaluated samples makes it meaningless; reported once, when it is first computed |\n"
+    table += "| A loss in the second half of `debug=...` that is five times the first loss | the learning rate is too high, or the model has a mistake |\n"
     blocks = []
     for what, (_, overrides) in WARNINGS.items():
         command = f"    $ samewise check {SMALL} {shlex.join(overrides.split())}"
