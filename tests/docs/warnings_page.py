@@ -38,7 +38,7 @@ WARNINGS: dict[str, tuple[str, str]] = {
     "TF32 on the CPU": ("only CUDA devices support it", "precision=tf32"),
     "float16 on the CPU": ("it is slower there, not faster", "precision=fp16"),
     "A layer that is never unfrozen": ("training ends first", "+param_groups.head={match:'fc.*',frozen_until:5}"),
-    "Settings of another choice": ("an experiment file sets them for the choice that it makes; a different choice does not get those that it does not take", OTHER),
+    "Settings of another choice": ("an experiment file sets them for its own choice; a different choice gets only those that it takes", OTHER),
     "A key that nothing reads": ("no value refers to it", "+dataset.licence=MIT"),
 }
 
