@@ -342,7 +342,10 @@ class RunView(Protocol):
         ...
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log metrics at the current step; what a step's callbacks log goes out together, at its end."""
+        """Log metrics at the current step; what a step's callbacks log goes out together, at its end.
+
+        `samewise verify` compares them, except those whose names begin with `speed/`, `time/`, `memory/` or `system/`: these may depend on the machine.
+        """
         ...
 
     def warn(self, caution: Problem) -> None:

@@ -18,7 +18,7 @@ from samewise.runner.processes.variables import keep_compiled_code_apart, prepar
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.journal import logged_values
+from samewise.runner.tracking.journal import logged_values, read_entries
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -127,6 +127,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.config.tree import differences
     from samewise.runner.records import environment, roots, sources, verify
     from samewise.runner.records.trace import STAGES
+    from samewise.runner.training import results
     from samewise.runner.training.build import build
 
     original = saved.config_of(folder)
@@ -135,29 +136,35 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         raise ConfigError(
             Problem("--audit", "repeats the run as it was, but these overrides change it", ", ".join(path for path, _, _ in unlike), "none of them")
         )
-    logged = logged_values(folder.metrics)
-    comparison = verify.Comparison(folder, steps=args.steps, logged=logged, goes_on=args.audit is not None)
+    comparison = verify.Comparison(folder, steps=args.steps, goes_on=args.audit is not None)
     if not comparison.wanted and args.audit is None:
         raise ConfigError(Problem(str(folder.trace), "the run has no trace to compare with", hint="train with trace.every_steps=1"))
-    partings = [*verify.checkpoint_partings(folder), *verify.metric_partings(folder, logged)]
-    altered = [*roots.alterations(folder).get("trace", "").splitlines(), *_other_config(folder, original)]
-    said = [*(f"{folder.path}: {one}" for one in altered), *map(str, partings), *([f"{folder.path}: {comparison.missing}"] if comparison.missing else [])]
-    verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
+    partings = [*verify.checkpoint_partings(folder), *verify.metric_partings(folder, logged_values(folder.metrics))]
+    altered = [
+        *roots.alterations(folder).get("trace", "").splitlines(),
+    ]
+    recorded = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     project = projects.find(args.project)
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
         again = build(composed, project, RunFolder(Path(temporary)))
-        said += [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
-        foreign = environment.differences(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment)
+        foreign = environment.differences(recorded, again.environment)
+        altered += results.alterations(folder, original, again, foreign=bool(foreign or unlike))
+        changed = [f"the code differs: {line}" for line in sources.list_changes(folder.sources)]
+        missing = [f"{folder.path}: {comparison.missing}"] if comparison.missing else []
+        said = [*(f"{folder.path}: {one}" for one in altered), *map(str, partings), *missing, *results.unverifiable(recorded, again.environment), *changed]
+        verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
         if foreign and not args.anyway:
             said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "use `--anyway` to compare them nevertheless"]
             return {**verdict, "comparable": False}
         if not args.json:
-            print(environment.expectation(read_json(folder.environment, shapes.ENVIRONMENT) or {}, again.environment, foreign), flush=True)
+            print(environment.expectation(recorded, again.environment, foreign, same_code=not changed), flush=True)
         again.callbacks.pop("throughput", None)
+        again.recorder.log_every_steps = 1  # whatever the run logged is there to compare with
         again.callbacks["verify"] = comparison
         again.recorder.trace.algorithm = comparison.algorithm
         if args.audit is None:
-            said += _trained(again, comparison, folder, partings)
+            said += _trained(again, comparison, folder, args.steps, partings)
+            partings.sort(key=lambda parting: parting.step)
         else:
             verdict["audit"] = _audited(args, again, comparison, folder, partings, said)
         apart = next((one for one in partings if one.stage in STAGES and not one.altered), None)
@@ -170,29 +177,33 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     return {**verdict, "same": not partings and not altered, "compared": comparison.compared, "parts": parts}
 
 
-def _other_config(folder: RunFolder, original: Composed) -> Iterator[str]:
-    """That config.yaml is not what the run was begun with."""
-    from samewise.runner.config.fingerprint import fingerprint_of
-
-    begun = (read_json(folder.sources, shapes.SOURCES) or {}).get("config") or (read_json(folder.environment, shapes.ENVIRONMENT) or {}).get("fingerprint")
-    if begun and begun != (found := fingerprint_of(original.whole)):
-        yield f"config.yaml is that of another experiment: its fingerprint is {found[:12]}, and the run was begun with {begun[:12]}"
+def _told(folder: RunFolder) -> list[tuple[int, str, float]]:
+    """Step, name and value of all that a run logged: a forged journal may have two for one."""
+    return [(entry.step, name, value) for entry, _ in read_entries(folder.metrics) for name, value in entry.metrics.items()]
 
 
-def _trained(again: Run, comparison: Comparison, folder: RunFolder, partings: list[Parting]) -> list[str]:
-    """Train all of it again; what came of it, in words."""
+def _trained(again: Run, comparison: Comparison, folder: RunFolder, steps: int | None, partings: list[Parting]) -> list[str]:
+    """Train all of it again, or so many steps; what came of it, in words. What was found is added to `partings`."""
     from samewise.runner.records.verify import Parted
     from samewise.runner.training.loop import fit
+    from samewise.runner.training.results import artifact_partings, logged_partings, not_logged, summary_partings
 
+    told, recorded = _told(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
     try:
-        fit(again)
+        summary = fit(again)
     except Parted as parted:
-        partings += [parted.parting, *comparison.partings]
-        return [f"diverges at {parted.parting}", *map(str, comparison.partings)]
-    digest = (read_json(folder.summary, shapes.SUMMARY) or {}).get("weights_sha256")
-    words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared" + _weights(digest, again, partings)
-    partings += comparison.partings
-    return [words, *map(str, comparison.partings)]
+        found = logged_partings(told, logged_values(again.folder.metrics), until=parted.parting.step - 1)
+        partings += [parted.parting, *found]
+        return [f"diverges at {parted.parting}", *map(str, found)]
+    logged = logged_values(again.folder.metrics)
+    found = logged_partings(told, logged, until=None if recorded else again.step)
+    tables, notes = artifact_partings(folder, again.folder, again.step) if recorded else ([], [])
+    found += [*summary_partings(recorded, summary), *tables] if recorded else []
+    partings += found
+    words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared"
+    words += f", weights {summary['weights_sha256'][:16]}... in both" if recorded and recorded["weights_sha256"] == summary["weights_sha256"] else ""
+    notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and told else []
+    return [words, *map(str, found), *notes]
 
 
 def _closely(folder: RunFolder, composed: Composed, project: Project, step: int, *, changed: bool) -> tuple[dict[str, str] | None, list[str]]:
@@ -222,9 +233,10 @@ def _audited(args: argparse.Namespace, again: Run, comparison: Comparison, folde
         hint = "it has neither a sound checkpoint nor a trace from its first step on"
         raise ConfigError(Problem(str(folder.path), "no part of this run can be audited", hint=hint))
     seed = secrets.randbelow(1 << 32) if args.audit_seed is None else args.audit_seed
-    audit, before = Audit(again, folder, comparison), {part.end: part for part in parts}
+    audit, before = Audit(again, folder, comparison, _told(folder)), {part.end: part for part in parts}
     chosen = choose(parts, args.audit or None, seed, partings)
     found = list(dict.fromkeys(parting for part in chosen for parting in audit.judge(part, before.get(part.start))))
+    found += audit.judge_summary(read_json(folder.summary, shapes.SUMMARY) or {})
     partings += found
     done = sorted(audit.replayed, key=lambda part: part.start)
     steps, last = sum(part.end - part.start for part in done), parts[-1].end
@@ -261,16 +273,3 @@ def _joined(parts: Sequence[Segment]) -> Iterator[tuple[int, int]]:
             start = part.start
         end = part.end
     yield start, end
-
-
-def _weights(digest: str | None, again: Run, partings: list[Parting]) -> str:
-    """The final weights too, where both runs have reached them."""
-    from samewise.runner.records.verify import Parting
-    from samewise.runner.training.state import weights_digest
-
-    if digest is None or again.step != again.total_steps:
-        return ""
-    if weights_digest(again) == digest:
-        return f", weights {digest[:16]}... in both"
-    partings.append(Parting(again.step, "weights", "", "the final weights differ from the summary's"))
-    return ", but the final weights differ from the summary's"

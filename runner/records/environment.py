@@ -95,13 +95,14 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
 _MAY_DECIDE = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "ONEDNN_MAX_CPU_ISA")
 
 
-def expectation(first: Mapping[str, Any], second: Mapping[str, Any], differing: Sequence[str]) -> str:
-    """Whether the bits of the recorded environment and of this one can be expected to agree, in a sentence."""
+def expectation(first: Mapping[str, Any], second: Mapping[str, Any], differing: Sequence[str], *, same_code: bool = True) -> str:
+    """Whether the bits of the recorded environment and of this one can be expected to agree, in a sentence; `same_code`: whether the user's own code is."""
     if differing:
         return f"different bits are expected: {'; '.join(differing)}"
     one, two = first.get("variables", {}), second.get("variables", {})
     said = [f"{name} was {one.get(name)!r} and is {two.get(name)!r}" for name in _MAY_DECIDE if one.get(name) != two.get(name)]
     said += [f"threads were {first['threads']} and are {second['threads']}"] if first.get("threads", second["threads"]) != second["threads"] else []
+    said += [] if same_code else ["the code differs"]
     if said:
         return f"different bits are possible: {'; '.join(said)}"
     if first.get("level") == "none":

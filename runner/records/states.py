@@ -21,8 +21,8 @@ def state_differences(there: Mapping[str, Any], here: Mapping[str, Any], names: 
     found = list(_differing(there["model"], here["model"], "weights"))
     for name, one in there["optimizers"].items():
         found += _of_optimizer(one, here["optimizers"].get(name, {}), names[name])
-    for part in ("schedule", "precision"):
-        found += _differing(there[part], here[part], part)
+    for part in ("schedule", "precision", "metrics", "best", "also"):
+        found += _differing(there.get(part, {}), here.get(part, {}), part)
     for name in there["callbacks"].keys() & here["callbacks"].keys():
         found += _differing(there["callbacks"][name], here["callbacks"][name], f"callbacks.{name}")
     return found

@@ -22,8 +22,8 @@ class Parting:
 
     Args:
         step: The optimizer step, counted from 1.
-        stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric".
-        layer: The first parameter or buffer that differs, or the metric, where one is named.
+        stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
+        layer: The first parameter or buffer that differs, or the metric, or the summary's key, where one is named.
         reason: A sentence.
         altered: Whether only the record differs, and not the training that goes on after it.
     """
@@ -35,7 +35,7 @@ class Parting:
     altered: bool = False
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage != "metric" else "")
+        return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage not in ("metric", "summary") else "")
 
 
 class Parted(SamewiseError):
@@ -48,16 +48,15 @@ class Parted(SamewiseError):
 
 @final
 class Comparison(Callback):
-    """Holds each step's line of the trace, and what was logged, against the other run's.
+    """Holds each step's line of the trace against the other run's.
 
     Args:
         folder: The other run.
         steps: Compare so many steps at most; None: all that it has.
-        logged: What the other run logged, by step and name; differences in it are noted and end nothing.
         goes_on: Note every step that differs, rather than end at the first.
     """
 
-    def __init__(self, folder: RunFolder, *, steps: int | None = None, logged: Mapping[tuple[int, str], float] | None = None, goes_on: bool = False) -> None:
+    def __init__(self, folder: RunFolder, *, steps: int | None = None, goes_on: bool = False) -> None:
         self._head, self._lines = trace.read_trace_of(folder)
         self.algorithm = trace.algorithm_of(folder.trace, self._head)
         """How the other run's tensors were digested: the second training is to do as much."""
@@ -68,7 +67,6 @@ class Comparison(Callback):
         self.compared = 0
         self.partings: list[Parting] = []
         """What was noted."""
-        self._logged = logged or {}
         self._goes_on = goes_on
         self._to_the_end = steps is None and folder.summary.exists()  # where the weights are compared too
 
@@ -88,17 +86,6 @@ class Comparison(Callback):
             if not self._goes_on:
                 raise Parted(parting)
             self.partings.append(parting)
-        else:
-            self._compare_logged(outcome.step, {f"train/{name}": value for name, value in (*outcome.losses.items(), *outcome.gradient_norms.items())})
-
-    def on_evaluation(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        self._compare_logged(run.step, metrics)
-
-    def _compare_logged(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            noted = self._logged.get((step, name))
-            if noted is not None and repr(noted) != repr(float(value)):
-                self.partings.append(Parting(step, "metric", name, f"{name} was logged as {noted!r} and is {float(value)!r} when computed again"))
 
     def stop_reason(self) -> str | None:
         if self._goes_on or self.compared < self.wanted or self._to_the_end:
@@ -120,8 +107,9 @@ def checkpoint_partings(folder: RunFolder) -> list[Parting]:
         if reason := altered.get(str(kept.step)):
             partings.append(Parting(kept.step, "root", "", reason))
         summary = read_json(folder.summary, shapes.SUMMARY) or {}
-        if kept.step == summary.get("steps") and weights_sha256(state["model"]) != summary["weights_sha256"]:
-            partings.append(Parting(kept.step, "checkpoint", "", f"summary.json has another digest of the weights than {kept.path.name}"))
+        if kept.step == summary.get("steps") and (digest := weights_sha256(state["model"])) != summary["weights_sha256"]:
+            reason = f"summary.json has weights_sha256 {summary['weights_sha256'][:16]}..., and {kept.path.name} has {digest[:16]}..."
+            partings.append(Parting(kept.step, "summary", "weights_sha256", reason))
     return partings
 
 

@@ -16,9 +16,13 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.states import state_differences
 from samewise.runner.records.trace import STAGES
 from samewise.runner.records.verify import Comparison, Parting
+from samewise.runner.tracking.journal import logged_values
+from samewise.runner.tracking.tracker import JournalOnly
+from samewise.runner.training.due import at_end
 from samewise.runner.training.replay import parameter_names, replay
+from samewise.runner.training.results import logged_partings, summary_partings
 from samewise.runner.training.run import Run
-from samewise.runner.training.state import state_of
+from samewise.runner.training.state import restore, state_of, summarise
 
 
 @dataclass(frozen=True)
@@ -84,16 +88,19 @@ class Audit:
         run: Built from the recorded config, new; its callbacks are called.
         folder: The recorded run's.
         comparison: One of the run's callbacks, which goes on where steps differ.
+        logged: Step, name and value of all that the recorded run logged.
     """
 
     run: Run
     folder: RunFolder
     comparison: Comparison
+    logged: Sequence[tuple[int, str, float]]
     replayed: dict[Segment, Replayed] = field(default_factory=dict[Segment, Replayed])
     """What was taken again."""
 
     def __post_init__(self) -> None:
         self._initial = copy_to_cpu(state_of(self.run))
+        self.run.recorder.tracker = JournalOnly(self.run.folder, resume_step=None)
         for callback in self.run.callbacks.values():
             callback.on_start(self.run.recorder.view)
 
@@ -102,15 +109,24 @@ class Audit:
         if segment not in self.replayed:
             self.comparison.partings.clear()
             replay(self.run, self._state(segment.start), segment.end)
-            found = list(self.comparison.partings)
+            self.run.recorder.tracker.before_checkpoint(segment.end)  # its journal is on the disk
+            after, until = segment.start or -1, None if at_end(self.run) else segment.end
+            metrics = logged_partings(self.logged, logged_values(self.run.folder.metrics), after=after, until=until)
             end = state_of(self.run) if segment.kept else {}
             differing = state_differences(checkpoint.load(segment.kept), end, parameter_names(self.run)) if segment.kept else []
-            steps, metrics = [one for one in found if one.stage in STAGES], [one for one in found if one.stage == "metric"]
-            self.replayed[segment] = Replayed(segment, steps, differing, metrics)
+            self.replayed[segment] = Replayed(segment, list(self.comparison.partings), differing, metrics)
         return self.replayed[segment]
 
     def _state(self, step: int) -> Mapping[str, Any]:
         return checkpoint.load(self.folder.checkpoints / f"step-{step:08d}") if step else self._initial
+
+    def judge_summary(self, summary: Mapping[str, Any]) -> list[Parting]:
+        """Where the run's summary is not what its last checkpoint gives, which `judge` holds against the steps before it."""
+        for kept in checkpoint.list_checkpoints(self.folder.checkpoints)[-1:]:
+            if summary and _is_sound(kept.path):
+                restore(self.run, checkpoint.load(kept.path))
+                return summary_partings(summary, summarise(self.run)) if at_end(self.run) else []
+        return []
 
     def judge(self, segment: Segment, before: Segment | None) -> list[Parting]:
         """What was forged in a segment. Where it may be the checkpoint that it begins with, the one before, if there is one, is taken again too."""

@@ -174,7 +174,7 @@ def test_a_comparison_is_kept_in_mlflow_with_both_runs(samewise, tmp_path):
 
 def test_a_run_in_another_environment_is_not_compared(samewise, run):
     environment = json.loads((run / "environment.json").read_text())
-    environment["decides"]["versions.torch"] = "1.4.0"
+    environment["decides"]["versions.torch"] = environment["versions"]["torch"] = "1.4.0"
     (run / "environment.json").write_text(json.dumps(environment))
     done = samewise("verify", run)
     assert done.returncode == 1

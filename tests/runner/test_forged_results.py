@@ -1,0 +1,171 @@
+"""`samewise verify` compares all that a run's folder tells as a result: each forgery is named with its key, step, recorded and recomputed value."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samewise_tiny import DIGITS
+
+TINY = [*DIGITS, "model.width=4", "max_steps=4", "checkpoint.every_steps=2", "callbacks=default"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from samewise.runner.cli import main
+
+    root = tmp_path_factory.mktemp("runs")
+    assert main(["train", *TINY, f"run_root={root}"]) == 0
+    (folder,) = root.glob("*/*/")
+    return folder
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / original.parent.name / original.name, symlinks=True))
+
+
+def rewrite(file: Path, change: Callable[[Any], None]) -> Any:
+    """Change a JSON file; what it held before."""
+    before = json.loads(file.read_text())
+    after = json.loads(file.read_text())
+    change(after)
+    file.write_text(json.dumps(after))
+    return before
+
+
+def rewrite_metrics(run: Path, change: Callable[[dict[int, dict[str, float]]], None]) -> None:
+    """Change what the journal holds of each step, less the evaluations."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    change({line["step"]: line["metrics"] for line in reversed(lines) if "step" in line})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def found_in(samewise: Callable[..., Any], run: Path, *more: str) -> dict[str, Any]:
+    done = samewise("verify", run, "--json", *more)
+    assert done.returncode in (0, 1), done.stderr
+    verdict = json.loads(done.stdout.splitlines()[-1])
+    assert verdict["same"] == (done.returncode == 0)
+    return verdict
+
+
+def test_what_only_another_training_gives_is_held_against_it(samewise, run) -> None:
+    rates = {}
+
+    def forge(metrics: dict[int, dict[str, float]]) -> None:
+        rates.update({step: metrics[step]["train/lr"] for step in (2, 3)})
+        metrics[2]["train/lr"], metrics[3]["train/lr"], metrics[3]["train/top5"] = 0.5, 0.25, 1.0
+        metrics[4]["speed/steps"] = 1e9
+        del metrics[1]["train/accuracy"]
+
+    rewrite_metrics(run, forge)
+    summary = rewrite(
+        run / "summary.json",
+        lambda one: (one.update(epochs=7.5, stopped_early="it was perfect"), one["metrics"]["final"].update({"valid/top1": 1.0})),
+    )
+    verdict = found_in(samewise, run)
+    said = "\n".join(verdict["said"])
+    assert f"step 2: train/lr was logged as 0.5 and is {rates[2]!r} when computed again (and differs at 1 more step)" in said
+    assert "step 3: train/top5 was logged as 1.0, and training again logs no train/top5 at this step" in said
+    assert f"step 4: summary.json: epochs is recorded as 7.5, and is {summary['epochs']!r} when computed again" in said
+    assert "step 4: summary.json: stopped_early is recorded as 'it was perfect', and is None when computed again" in said
+    assert "step 4: summary.json: metrics.final.valid/top1 is recorded as 1.0, and is '???' when computed again" in said
+    assert "metrics.jsonl lacks 1 value that training again logs: the first is train/accuracy at step 1" in said
+    assert "speed/" not in said  # how fast it was then, nothing tells
+    assert "the same bits: 4 of 4 steps compared, weights" in said
+    assert (verdict["same"], verdict["parts"]["step"], verdict["parts"]["layer"]) == (False, 2, "train/lr")
+
+
+@pytest.mark.slow
+def test_an_altered_table_is_a_difference_and_an_altered_picture_is_named(samewise, tmp_path) -> None:
+    more = [one for one in TINY if one != "evaluate.pictures=false"]
+    assert samewise("train", *more, f"run_root={tmp_path}").returncode == 0
+    (run,) = tmp_path.glob("*/*/")
+    (run / "artifacts/valid/class_accuracy.csv").write_text("class,accuracy\nall,1.0\n")
+    (run / "artifacts/valid/confusion_matrix.png").write_bytes(b"forged")
+    verdict = found_in(samewise, run)
+    assert [one for one in verdict["said"] if "artifacts/" in one] == [
+        "step 4: artifacts/valid/class_accuracy.csv is not what training again writes",
+        "cannot be verified: artifacts/valid/confusion_matrix.png is not the picture that is drawn here; other versions of matplotlib draw others",
+    ]
+    assert not verdict["same"]
+
+
+def test_what_config_and_data_give_is_held_against_them_before_anything_is_trained(samewise, run) -> None:
+    summary = rewrite(run / "summary.json", lambda one: one.update(level="R3", fingerprint="0" * 64))
+    recorded = rewrite(
+        run / "environment.json",
+        lambda one: (
+            one.update(total_steps=4000, python="2.7.18", platform="Plan9"),
+            one["versions"].update(torch="9.9", mlflow="0.1"),
+            one["data"]["valid"].update(size=60000),
+            one["optimizers"]["train"].update({"class": "LBFGS"}),
+        ),
+    )
+    verdict = found_in(samewise, run, "--steps", "1")
+    level, fingerprint = summary["level"], summary["fingerprint"][:12]
+    assert verdict["altered"] == [
+        f"summary.json: the level is recorded as R3, and the most that this config can claim is {level}",
+        f"summary.json has the level R3, and environment.json {level}: one of them was altered",
+        f"summary.json: the fingerprint is recorded as 000000000000, and is {fingerprint} when computed again",
+        f"environment.json contradicts itself: versions.torch is '9.9' where it is shown, and '{recorded['versions']['torch']}' under `decides`",
+        "environment.json: data.valid.size is recorded as 60000, and is 64 when computed again",
+        "environment.json: optimizers.train.class is recorded as 'LBFGS', and is 'SGD' when computed again",
+        "environment.json: total_steps is recorded as 4000, and is 4 when computed again",
+    ]
+    (unknown,) = [one for one in verdict["said"] if one.startswith("cannot be verified: ")]
+    for name in ("python", "platform"):
+        assert f"{name} recorded as {'2.7.18' if name == 'python' else 'Plan9'!r}, here {recorded[name]!r}" in unknown
+    assert f"versions.mlflow recorded as '0.1', here {recorded['versions']['mlflow']!r}" in unknown
+    assert not verdict["same"]
+
+
+def test_a_fact_that_nothing_can_verify_is_said_and_is_no_difference(samewise, run) -> None:
+    python = rewrite(run / "environment.json", lambda one: one.update(python="2.7.18"))["python"]
+    verdict = found_in(samewise, run, "--steps", "1")
+    assert verdict["same"]
+    assert f"cannot be verified: python recorded as '2.7.18', here {python!r}" in verdict["said"]
+
+
+def test_forged_results_are_found_by_an_audit_of_their_part(samewise, run) -> None:
+    before = {}
+
+    def forge(metrics: dict[int, dict[str, float]]) -> None:
+        before.update(metrics[2])
+        metrics[2]["train/lr"] = 0.5
+
+    rewrite_metrics(run, forge)
+    rewrite(run / "summary.json", lambda one: one.update(epochs=7.5, level="R3"))
+    verdict = found_in(samewise, run, "--audit", "all")
+    said = "\n".join(verdict["said"])
+    assert f"step 2: train/lr was logged as 0.5 and is {before['train/lr']!r} when computed again" in said
+    assert "step 4: summary.json: epochs is recorded as 7.5, and is 1.0 when computed again" in said
+    assert "the level is recorded as R3, and the most that this config can claim is" in verdict["altered"][0]
+    assert not verdict["same"]
+
+
+RECIPES = {
+    "classification": ["experiment=resnet18_digits", "model.width=4"],
+    "detection": ["experiment=retinanet_coco", "transforms=detection_ssd", "batch_size=2", "replicas=2", "model.channels=16"],
+    "separation": ["experiment=conv_tasnet_spoken_digits"],
+    "vocoder": ["experiment=wavernn_spoken_digits"],
+    "audio_classification": ["experiment=audio_classification_spoken_digits", "model.width=4"],
+    "speech_recognition": ["experiment=wav2letter_spoken_digits", "model.width=16", "model.top_width=32"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_unforged_run_of_each_recipe_is_the_same_in_all_that_it_tells(samewise, tmp_path, recipe) -> None:
+    common = ["debug=tiny", "tracking=none", "reproducibility.threads=1", "max_steps=4", "checkpoint.every_steps=2", f"run_root={tmp_path}"]
+    assert samewise("train", *RECIPES[recipe], *common).returncode == 0
+    (folder,) = tmp_path.glob("*/*/")
+    assert {"train/loss", "train/lr"} <= {name for line in (folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line).get("metrics", ())}
+    for more in ((), ("--audit", "all")):
+        verdict = found_in(samewise, folder, *more)
+        assert (verdict["same"], verdict["altered"]) == (True, []), verdict["said"]
+        assert len(verdict["said"]) == 1 + 2 * bool(more), verdict["said"]
