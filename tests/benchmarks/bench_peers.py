@@ -1,10 +1,11 @@
 """Time per step beside other runners that do the same work, as ratios to a hand-written loop within one run.
 
-    make bench        or: python tests/benchmarks/bench_peers.py [--plot FILE]
+    make bench        or: python tests/benchmarks/bench_peers.py [--plot FILE] [--torchvision FOLDER]
 
 All take turns in one process, so that whatever else the machine does meets each of them alike: the same samples, batch, model, optimizer and normalisation,
 deterministic algorithms, one thread, the loss read at each step. Another runner trains in a thread of its own, which only goes on while it is its turn.
-Peers that are not installed are left out: they come by the extra `bench`. A ratio is the median over the turns; the range holds eight turns of ten.
+Peers that are not installed are left out: they come by the extra `bench`; torchvision's own script is in no package, only in its sources.
+A ratio is the median over the turns; the range holds eight turns of ten.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import functools
 import importlib.util
 import logging
 import statistics
+import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -29,7 +32,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench_step import MLP, Plain, hand_written, samewise, timed
+from bench_step import MLP, Plain, hand_written, samewise
 from torch.utils.data import DataLoader
 
 from samewise.runner.config import compose, project
@@ -176,7 +179,37 @@ def lightning(run: Run, stepped: Callable[[], None], *, mlflow: str = "") -> Non
     trainer.fit(Module(), loader)
 
 
-def peers(store: str) -> dict[str, Callable[[Run, Callable[[], None]], None]]:
+def torchvision(run: Run, stepped: Callable[[], None], *, references: Path) -> None:
+    """`train_one_epoch` of references/classification/train.py, which also computes the accuracy and keeps meters; what it prints is discarded."""
+    sys.path.insert(0, str(references / "classification"))
+    import train as script  # pyright: ignore[reportMissingImports]
+
+    sys.path.pop(0)
+    loader, model, optimizer, normalised = parts(run)
+
+    class Stepping(DataLoader):
+        def __iter__(self) -> Iterator[Any]:
+            for batch in super().__iter__():
+                yield batch
+                stepped()
+
+    class Normalising(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.model(normalised(images))
+
+    batches = Stepping(loader.dataset, batch_size=run.batch_size, shuffle=True, drop_last=True)
+    settings = argparse.Namespace(print_freq=10, clip_grad_norm=None)  # its defaults
+    with open(os.devnull, "w") as nowhere:
+        script.utils.print = functools.partial(print, file=nowhere)
+        for epoch in range(10**9):
+            script.train_one_epoch(Normalising(), torch.nn.CrossEntropyLoss(), optimizer, batches, torch.device("cpu"), epoch, settings)
+
+
+def peers(store: str, references: Path | None) -> dict[str, Callable[[Run, Callable[[], None]], None]]:
     """Those that are installed."""
     known = {
         "Ignite": ("ignite", ignite),
@@ -184,7 +217,8 @@ def peers(store: str) -> dict[str, Callable[[Run, Callable[[], None]], None]]:
         "Lightning": ("lightning", lightning),
         "Lightning to MLflow": ("lightning", functools.partial(lightning, mlflow=store)),
     }
-    return {name: train for name, (package, train) in known.items() if importlib.util.find_spec(package)}
+    scripts = {"torchvision's train.py": functools.partial(torchvision, references=references)} if references else {}
+    return {**{name: train for name, (package, train) in known.items() if importlib.util.find_spec(package)}, **scripts}
 
 
 def built(overrides: list[str], folder: Path) -> Run:
@@ -194,7 +228,7 @@ def built(overrides: list[str], folder: Path) -> Run:
     return build(composed, composed.project, composed.folder)
 
 
-def measure(overrides: list[str], count: int) -> dict[str, tuple[float, list[float]]]:
+def measure(overrides: list[str], count: int, references: Path | None) -> dict[str, tuple[float, list[float]]]:
     """Of each runner, milliseconds a step (median over the turns), and each turn's ratio to the hand-written loop."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         folder = Path(place)
@@ -207,12 +241,14 @@ def measure(overrides: list[str], count: int) -> dict[str, tuple[float, list[flo
             stack.enter_context(session(run))
             loops[name] = functools.partial(advance, samewise(run))
         plain = runs["samewise"]
-        others = {name: Turns(functools.partial(train, plain)) for name, train in peers(f"sqlite:///{place}/peers.db").items()}
+        others = {name: Turns(functools.partial(train, plain)) for name, train in peers(f"sqlite:///{place}/peers.db", references).items()}
         loops = {"by hand": functools.partial(advance, hand_written(plain)), **{name: turns.take for name, turns in others.items()}, **loops}
         seconds: dict[str, list[float]] = {name: [] for name in loops}
         for turn in range(TURNS + 2):
             for name, take in loops.items():
-                spent = timed(iter(take_once(take, count)), 1) / count
+                began = time.perf_counter()
+                take(count)
+                spent = (time.perf_counter() - began) / count
                 if turn >= 2:
                     seconds[name].append(spent)
         for turns in others.values():
@@ -227,11 +263,6 @@ def measure(overrides: list[str], count: int) -> dict[str, tuple[float, list[flo
 def advance(steps: Iterator[None], count: int) -> None:
     for _ in range(count):
         next(steps)
-
-
-def take_once(take: Callable[[int], None], count: int) -> Iterator[None]:
-    take(count)
-    yield
 
 
 def plot(file: Path, rows: dict[str, dict[str, tuple[float, list[float]]]]) -> None:
@@ -254,11 +285,12 @@ def plot(file: Path, rows: dict[str, dict[str, tuple[float, list[float]]]]) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", type=Path, help="write the ratios as a picture too (.svg, .png)")
+    parser.add_argument("--torchvision", type=Path, metavar="FOLDER", help="measure torchvision's own script too: the folder `references` of its sources")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     rows = {}
     for work, (overrides, count) in WORK.items():
-        rows[work] = found = measure(overrides, count)
+        rows[work] = found = measure(overrides, count, args.torchvision)
         print(f"{work:<44} {'ms a step':>10} {'ratio':>7}  range")
         for name, (milliseconds, ratios) in found.items():
             low, *_, high = statistics.quantiles(ratios, n=10)
