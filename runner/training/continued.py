@@ -33,13 +33,13 @@ def cautions(config: Any, schedule: Schedule) -> list[Problem]:
     found = list[Problem]()
     if then.steps_per_epoch != span.steps_per_epoch:
         was, now = (f"{round(step / one.steps_per_epoch, 2):g} epochs of {one.steps_per_epoch} steps" for one in (then, span))
-        words = f"steps are counted, not epochs: the checkpoint's {step} steps were {was}, and are {now} here; training goes on from there"
-        found.append(Problem("resume_from", words, hint="with the batch_size of that run it goes on in the same place"))
+        words = f"training continues at the checkpoint's step {step}, which was after {was}, and is after {now} here"
+        found.append(Problem("resume_from", words, hint="use that run's batch_size to continue at the same place in the data"))
     rates = zip(schedule.rates(step - 1, then), schedule.rates(step - 1, span), schedule.rates(step, span), strict=True)
     if moved := next(((before, after) for before, same, after in rates if not math.isclose(before, same, rel_tol=1e-6)), None):
-        was, now = (f"{one.total_steps} steps, {one.steps_per_epoch} an epoch" for one in (then, span))
-        words = f"made for {was}, as in that run, it gives a learning rate of {moved[0]:.3g} in step {step}; made for {now}, it goes on with {moved[1]:.3g}"
-        found.append(Problem("scheduler", words, hint="scheduler=constant optimizer.lr=RATE trains on with a rate of your own"))
+        was, now = (f"{one.total_steps} steps ({one.steps_per_epoch} per epoch)" for one in (then, span))
+        words = f"over {was}, as in that run, the learning rate in step {step} is {moved[0]:.3g}; over {now}, training continues with {moved[1]:.3g}"
+        found.append(Problem("scheduler", words, hint="scheduler=constant optimizer.lr=RATE continues with a rate of your choice"))
     return found
 
 

@@ -119,11 +119,13 @@ def test_other_lengths_than_those_of_the_checkpoint_are_told(first, tmp_path):
     last = ["callbacks=early_stopping", f"resume_from={first}/checkpoints/step-00000002", "optimizer.lr=0.1"]
     (longer,) = told(tmp_path, *last, "scheduler=cosine", "scheduler.unit=step", "max_steps=9", "max_epochs=5")
     was, now = (0.05 * (1 + math.cos(math.pi * share)) for share in (1 / 2, 2 / 9))
-    assert longer.startswith(f"scheduler: made for 2 steps, 3 an epoch, as in that run, it gives a learning rate of {was:.3g} in step 2; ")
-    assert longer.endswith(f"; made for 9 steps, 3 an epoch, it goes on with {now:.3g}")
+    assert longer.startswith(f"scheduler: over 2 steps (3 per epoch), as in that run, the learning rate in step 2 is {was:.3g}; ")
+    assert longer.endswith(f"; over 9 steps (3 per epoch), training continues with {now:.3g}")
     assert told(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5") == []
     (other,) = told(tmp_path, *given, "scheduler=constant", "max_steps=9", "max_epochs=5", "batch_size=4")
-    assert other.startswith("resume_from: steps are counted, not epochs: the checkpoint's 1 steps were 0.33 epochs of 3 steps, and are 0.12 epochs of 8 steps")
+    assert other.startswith(
+        "resume_from: training continues at the checkpoint's step 1, which was after 0.33 epochs of 3 steps, and is after 0.12 epochs of 8 steps"
+    )
 
 
 @pytest.mark.parametrize(("given", "step"), [("0123", 1), ("0123/last", 2), ("first", 1), ("first/last", 2), ("first/0123456789ab/last", 2)])
