@@ -1,17 +1,17 @@
-# `make` alone lists the targets. Everything runs in .venv, which `install` makes from requirements.lock.
-# Another interpreter: make install PYTHON=python3.12
+# `make` alone lists the targets. Everything runs in .venv, which `install` creates from requirements.lock.
+# To use another interpreter: make install PYTHON=python3.12
 
 PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-# One thread a process: on few cores, several torch processes with a thread per core each are slower, not faster. Bytecode is written, whatever the shell says:
-# each of the many processes that tests start would compile all of samewise anew.
+# One thread per process: on few cores, several torch processes with a thread per core each are slower, not faster. Bytecode is written, whatever the shell says:
+# otherwise each of the many processes that tests start would compile all of samewise again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# A file's tests share what is costly to make, a training say: they stay with one worker; one worker more than cores, as tests often wait for a process.
-# The slow ones are few and long: a free worker takes them from another.
+# A file's tests share what takes long to make, such as a training, so they stay with one worker. There is one worker more than cores, since tests often wait for a process.
+# Slow tests are few and long: a free worker takes them from another.
 TOGETHER = -n $$(($(JOBS) + 1)) --dist loadfile
 APART = -n $(JOBS) --dist worksteal
 
@@ -21,7 +21,7 @@ APART = -n $(JOBS) --dist worksteal
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(VENV)/.installed ## make the virtual environment .venv: locked packages, and samewise itself, editable
+install: $(VENV)/.installed ## create the virtual environment .venv: locked packages, and samewise itself, editable
 
 demo: install ## train a ResNet on handwritten digits (about a minute of training, nothing to download)
 	$(BIN)/samewise train experiment=resnet18_digits
@@ -29,8 +29,8 @@ demo: install ## train a ResNet on handwritten digits (about a minute of trainin
 test: install ## run the tests that are fast enough for every change (minutes on two cores)
 	$(PYTEST) $(TOGETHER) -m "not slow"
 
-test-changed: install ## run the fast tests that what differs from main can touch (BASE=HEAD: what is not committed)
-	@files=$$($(BIN)/python tests/changed.py $(or $(BASE),main)) && if [ -n "$$files" ]; then $(PYTEST) $(TOGETHER) -m "not slow" $$files; else echo "no test is touched"; fi
+test-changed: install ## run the fast tests that changes since main can affect (BASE=HEAD: uncommitted changes)
+	@files=$$($(BIN)/python tests/changed.py $(or $(BASE),main)) && if [ -n "$$files" ]; then $(PYTEST) $(TOGETHER) -m "not slow" $$files; else echo "no test is affected"; fi
 
 test-slow: install ## run the slower tests that CI runs too; some install packages into scratch environments
 	$(PYTEST) $(APART) -m "slow and not long"
@@ -38,19 +38,19 @@ test-slow: install ## run the slower tests that CI runs too; some install packag
 test-all: install ## run all tests
 	$(PYTEST) $(APART)
 
-bench: install ## measure, as ratios: a step, other runners (those of the extra `bench`), settings, data, start-up, sweeps
+bench: install ## measure, as ratios: a step, other runners (those in the extra `bench`), settings, data, start-up, sweeps
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
 
-mutants: install ## plant small faults, one at a time, and count those that the default tests find (an hour on two cores; SHARE=0.2 tries a fifth)
+mutants: install ## plant small faults, one at a time, and count those that the default tests find (an hour on two cores; SHARE=0.2: a fifth of them)
 	$(BIN)/python tests/mutation/mutants.py --jobs $(JOBS) --share $(or $(SHARE),1)
 
-faults: install ## strike N trainings (100) by kills, failing disks, jumping clocks and lying servers; nothing may be lost or differ (needs gcc)
+faults: install ## disturb N trainings (100) by kills, failing disks, jumping clocks and lying servers; nothing may be lost or differ (needs gcc)
 	$(BIN)/python tests/faults/campaign.py --trials $(or $(N),100) --jobs $(JOBS) --seed $(or $(SEED),0)
 
 gpu: install ## on a machine with a GPU: its tests, bits of six recipes, and speed, as a table
 	$(BIN)/python tests/gpu/day.py
 
-lint: install ## check style, format, and that imports run one way
+lint: install ## check style, format, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	BIN=$(CURDIR)/$(BIN) tests/packaging/lint_imports.sh
@@ -58,15 +58,15 @@ lint: install ## check style, format, and that imports run one way
 types: install ## check types, strictly, in runner/
 	$(BIN)/pyright --project .package
 
-format: install ## format the code, and mend what can be mended by itself
+format: install ## format the code, and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: ## resolve the dependencies anew into requirements.lock (needs uv; UPGRADE=--upgrade for newer versions)
+lock: ## resolve the dependencies again into requirements.lock (needs uv; UPGRADE=--upgrade for newer versions)
 	@command -v uv >/dev/null || { echo "make lock needs uv on the PATH: python3 -m pip install uv"; exit 2; }
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --no-header $(UPGRADE) -o requirements.lock
 
-clean: ## remove .venv, caches and builds; runs/ and mlflow.db stay
+clean: ## remove .venv, caches and builds; runs/ is kept
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
