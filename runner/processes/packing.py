@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -25,3 +28,10 @@ def unpack(flat: Tensor, tensors: list[Tensor], offsets: list[int]) -> list[Tens
         torch.empty_like(tensor).copy_(flat[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape))
         for tensor, start in zip(tensors, offsets, strict=True)
     ]
+
+
+def from_rank(rank: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What a rank has in the place of these tensors, which lie alike in all; there they are these themselves. All ranks must call it."""
+    flat, offsets = pack(list(tensors))
+    dist.broadcast(flat, rank)
+    return list(tensors) if dist.get_rank() == rank else unpack(flat, list(tensors), offsets)

@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import final
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.join import Join
@@ -17,12 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.packing import pack, unpack
+from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Processes
 from samewise.runner.processes.pretended import Pretended
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.sync_batch_norm import require_batch_norm, synchronise
+from samewise.runner.strategies.tree import copy_all
 from samewise.runner.strategies.zero import DividedOptimizer
 
 HOOKS = ("fp16", "bf16", "powersgd")
@@ -35,7 +35,7 @@ class DDP(OneReplicaEach):
 
     Run again on as many processes it gives the same bits; resumed on three or more it need not, since DDP arranges its buckets anew after the first step,
     and PowerSGD's error feedback is not saved: a resumed run begins it anew, after `powersgd_start_step` steps.
-    Its further settings are those of `Ranks`.
+    Its further settings are those of `RankStrategy`.
 
     Args:
         rank_invariant: False: all of these settings belong to the fingerprint, but for those that only say how to wait and start again.
@@ -52,7 +52,6 @@ class DDP(OneReplicaEach):
     level = "R0"
     compiles = True
 
-    rank_invariant: bool = False
     bucket_mb: float = 25.0
     static_graph: bool = False
     find_unused_parameters: bool = False
@@ -64,8 +63,6 @@ class DDP(OneReplicaEach):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank_invariant:
-            raise ConfigError(Problem("rank_invariant", "DDP's result depends on the number of processes", True, "false", "strategy=elastic"))
         if self.hook is not None and self.hook not in HOOKS:
             raise ConfigError(Problem("hook", "no such hook", self.hook, ", ".join(HOOKS), nearest(self.hook, HOOKS)))
         if not self.bucket_mb > 0:
@@ -139,8 +136,7 @@ class DDP(OneReplicaEach):
             tallies += super().carry(micro_batches[-1:], forward)
         Join([self._network], enable=False)
         if not micro_batches:  # Join has given this process another's: batch norm's statistics are those of its own samples
-            for buffer, value in zip(self._network.buffers(), kept, strict=True):
-                buffer.copy_(value)
+            copy_all(list(self._network.buffers()), kept)
         return tallies
 
     @contextmanager
@@ -165,22 +161,13 @@ class DDP(OneReplicaEach):
     def _follow(self, source: int, parameters: Sequence[nn.Parameter], *, mine: bool) -> None:
         """Give the processes that had no samples the others' averages: Join lets them take part in the exchange, not in what comes of it."""
         tensors = [parameter if parameter.grad is None else parameter.grad for parameter in parameters]
-        flat, offsets = pack(tensors)
-        dist.broadcast(flat, source)
-        if not mine:
-            for parameter, value in zip(parameters, unpack(flat, tensors, offsets), strict=True):
+        for parameter, value in zip(parameters, from_rank(source, tensors), strict=True):
+            if not mine:
                 parameter.grad = value
 
     @contextmanager
     def evaluating(self, model: nn.Module) -> Generator[None]:
-        """Every process evaluates with rank 0's buffers, which are those that a checkpoint holds."""
-        buffers = [buffer for buffer in model.buffers() if buffer.numel()]
-        if isinstance(self.peers, Processes) and buffers:
-            self.peers.doing = "sharing buffers before an evaluation"
-            flat, offsets = pack(buffers)
-            dist.broadcast(flat, 0)
-            for buffer, value in zip(buffers, unpack(flat, buffers, offsets), strict=True):
-                buffer.copy_(value)
+        self._follow_first(model, "sharing buffers before an evaluation")
         yield
 
 

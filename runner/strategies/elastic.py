@@ -13,7 +13,7 @@ from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Tally, add_tallies
 from samewise.runner.strategies.ranks import RankStrategy
-from samewise.runner.strategies.replicas import Carried, Exchange, NoExchange, OneReplica, Replicas, TreeExchange
+from samewise.runner.strategies.replicas import Carried, Exchange, Replicas, TreeExchange
 from samewise.runner.strategies.sync_batch_norm import refuse, require_none
 from samewise.runner.strategies.tree import subtrees
 
@@ -24,7 +24,7 @@ class Elastic(RankStrategy):
     """`replicas` logical workers on any number of processes that carry equally many of them: the same bits as on one.
 
     Each process adds up its replicas' gradients, and the processes' sums are added, in one fixed binary tree (`runner/strategies/tree.py`).
-    Its further settings are those of `Ranks`; `nproc=null` means one.
+    Its further settings are those of `RankStrategy`; `nproc=null` means one.
 
     Args:
         rank_invariant: Says to the fingerprint that how many processes there are does not matter.
@@ -52,7 +52,7 @@ class Elastic(RankStrategy):
         if not self.bucket_mb > 0:
             raise ConfigError(Problem("bucket_mb", "must be positive", self.bucket_mb))
         self._parts = [range(1)]
-        self._carried: Carried = OneReplica()
+        self._carried = Carried()
 
     def processes(self, device: str, replicas: int) -> int:
         wanted = self.count_processes(device, otherwise=1)
@@ -86,9 +86,7 @@ class Elastic(RankStrategy):
         require_none(model, "strategy=elastic")
         mine = self._parts[self.peers.rank]
         if self._parts[-1].stop > 1:
-            exchange: Exchange = NoExchange()
-            if isinstance(self.peers, Processes):
-                exchange = TreeExchange(self.peers, self._parts, overlap=self.overlap)
+            exchange = TreeExchange(self.peers, self._parts, overlap=self.overlap) if isinstance(self.peers, Processes) else Exchange()
             self._carried = Replicas(model, mine, accumulate=self._accumulate, exchange=exchange, bucket_mb=self.bucket_mb)
         return self.compiled(model)
 

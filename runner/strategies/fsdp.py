@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from samewise.runner.data.loading import MicroBatch
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem, nearest
-from samewise.runner.processes.packing import pack, unpack
 from samewise.runner.processes.peers import Processes
 from samewise.runner.records.digest import begin, combine
 from samewise.runner.strategies.base import Forward, Tally, add_tallies
@@ -29,6 +28,7 @@ from samewise.runner.strategies.modules import large_children, match_modules
 from samewise.runner.strategies.ranks import OneReplicaEach
 from samewise.runner.strategies.recompute import recompute
 from samewise.runner.strategies.sharding import fill, parts, shard, take_whole_states, template, whole
+from samewise.runner.strategies.tree import copy_all
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -84,7 +84,7 @@ class FSDP(OneReplicaEach):
     """Weights are gathered for each unit's forward and backward pass, gradients are summed and scattered (`torch.distributed.fsdp.fully_shard`).
 
     `replicas` is the number of processes and part of what the result is. Batch norm uses each process's own statistics, and its buffers follow rank 0.
-    Its further settings are those of `Ranks`.
+    Its further settings are those of `RankStrategy`.
 
     Args:
         rank_invariant: False: all of these settings belong to the fingerprint, but for those that only say how to wait and start again.
@@ -97,9 +97,6 @@ class FSDP(OneReplicaEach):
         activation_checkpointing: What older versions had in place of the experiment's own setting, for their runs.
     """
 
-    level = "R1"
-
-    rank_invariant: bool = False
     shard: Sequence[str] | str | None = None
     shard_min_parameters: int = 100_000
     reshard_after_forward: bool = True
@@ -109,8 +106,6 @@ class FSDP(OneReplicaEach):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank_invariant:
-            raise ConfigError(Problem("rank_invariant", "FSDP's result depends on the number of processes", True, "false", "strategy=elastic"))
         if self.shard_min_parameters < 1:
             raise ConfigError(Problem("shard_min_parameters", "is too small", self.shard_min_parameters, "at least 1"))
         for name in ("param_dtype", "reduce_dtype"):
@@ -195,23 +190,12 @@ class FSDP(OneReplicaEach):
         for _ in range(times):
             loss, _ = forward(lent)
             (loss * 0.0).backward()
-        _set(list(self._model.buffers()), buffers)
+        copy_all(list(self._model.buffers()), buffers)
 
     def _range(self, rank: int) -> range:
         return range(rank * self._accumulate, (rank + 1) * self._accumulate)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, _ = self.gather(tallies)
-        buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
-        if isinstance(self.peers, Processes) and buffers:
-            self.peers.doing = "sharing batch norm's statistics"
-            flat, offsets = pack(buffers)
-            dist.broadcast(flat, 0)
-            _set(buffers, unpack(flat, buffers, offsets))
+        self._follow_first(self._model, "sharing batch norm's statistics")
         return add_tallies(everyone)
-
-
-@torch.no_grad()
-def _set(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for tensor, value in zip(tensors, values, strict=True):
-        tensor.copy_(value)

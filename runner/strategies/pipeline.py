@@ -16,6 +16,7 @@ from samewise.runner.data.loading import MicroBatch
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.strategies.base import Forward, Tally
 from samewise.runner.strategies.stages import Asked, Asking, StageStrategy, cut_model, draws
+from samewise.runner.strategies.tree import copy_all
 
 SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -25,7 +26,7 @@ SCHEDULES: dict[str, type[ScheduleGPipe] | type[Schedule1F1B]] = {"gpipe": Sched
 class Pipeline(StageStrategy):
     """Each process runs one stage of the model. The pipeline's micro-batches are the run's (`accumulate`), in their order: the bits of one process.
 
-    Its further settings are those of `Ranks`; `nproc=null` means one for each stage.
+    Its further settings are those of `RankStrategy`; `nproc=null` means one for each stage.
 
     Args:
         rank_invariant: Says to the fingerprint that the result is that of one process. Refused where a later stage draws random numbers (dropout), which
@@ -126,8 +127,7 @@ class Pipeline(StageStrategy):
             kept = [buffer.clone() for buffer in stage.buffers()]
             with asked.surroundings.enter():
                 output = stage(*given)
-            for buffer, value in zip(stage.buffers(), kept, strict=True):
-                buffer.copy_(value)
+            copy_all(list(stage.buffers()), kept)
             taken, given = given, output if isinstance(output, tuple) else (output,)
         first, last = self.peers.rank == 0, self.peers.rank == len(self._stages) - 1
         return taken if first else _wanting_gradients(taken), given if last else _wanting_gradients(given)

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.joining import join
-from samewise.runner.processes.peers import Peers
+from samewise.runner.processes.packing import from_rank
+from samewise.runner.processes.peers import Processes
 from samewise.runner.processes.pretended import is_pretended
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.strategies.base import Strategy, choose_device
 from samewise.runner.strategies.layout import Layout
+from samewise.runner.strategies.tree import copy_all
 
 BACKENDS = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
 """By name: whether this torch is built with it."""
@@ -27,8 +30,8 @@ LEAST = {"nproc": 1, "join_timeout_s": 1, "timeout_s": 1, "max_restarts": 0, "gr
 
 
 @dataclass(kw_only=True, eq=False)
-class Ranks:
-    """The settings of a strategy that runs in several processes; its `join` is called in each of them.
+class RankStrategy(Strategy, abc.ABC):
+    """A strategy that runs in several processes. Its settings are these and its own, all of them fields: what a config may say of it.
 
     Args:
         nproc: Processes that `samewise train` starts on this machine; null: the strategy's own choice. Under torchrun, as many as it has started.
@@ -51,6 +54,9 @@ class Ranks:
     grace_s: float = 120.0
 
     def __post_init__(self) -> None:
+        super().__init__()
+        self._device = torch.device("cpu")
+        self._accumulate = 1
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -84,47 +90,36 @@ class Ranks:
             raise ConfigError(Problem("strategy.nproc", reason, wanted, expected, hint))
         return wanted
 
-    def join(self, device: str) -> tuple[Peers, torch.device]:
-        """Meet the other processes. Returns them and this process's device.
+    def _meet(self, device: str, accumulate: int) -> None:
+        """Meet the other processes, and choose this one's device.
 
         Raises:
             ConfigError: they do not come, or there are not devices enough.
         """
-        local = int(os.environ.get("LOCAL_RANK", "0")) if is_rank() else 0
-        wanted = self._device_of(device, local)
+        if device != "cpu" and is_rank() and torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        wanted = choose_device(device)
         backend = self.backend or ("nccl" if wanted.type == "cuda" and not self.share_devices else "gloo")
-        return join(backend=backend, join_timeout_s=self.join_timeout_s, timeout_s=self.timeout_s, init_method=self.init_method), wanted
-
-    def _device_of(self, device: str, local: int) -> torch.device:
-        if device == "cpu" or not is_rank() or not torch.cuda.is_available():
-            return choose_device(device)
-        torch.cuda.set_device(local % torch.cuda.device_count())
-        return choose_device(device)
-
-
-@dataclass(kw_only=True, eq=False)
-class RankStrategy(Ranks, Strategy, abc.ABC):
-    """A strategy whose settings are those of `Ranks` and its own, all of them fields: what a config may say of it."""
-
-    def __post_init__(self) -> None:
-        Strategy.__init__(self)
-        super().__post_init__()
-        self._device = torch.device("cpu")
-        self._accumulate = 1
+        self.peers = join(backend=backend, join_timeout_s=self.join_timeout_s, timeout_s=self.timeout_s, init_method=self.init_method)
+        self.layout = Layout(self.peers)
+        self._device, self._accumulate = wanted, accumulate
 
     @property
     def device(self) -> torch.device:
         return self._device
 
-    def _meet(self, device: str, accumulate: int) -> None:
-        self.peers, self._device = self.join(device)
-        self.layout = Layout(self.peers)
-        self._accumulate = accumulate
-
 
 @dataclass(kw_only=True, eq=False)
 class OneReplicaEach(RankStrategy, abc.ABC):
     """Each process carries one replica, so `replicas` is the number of processes."""
+
+    rank_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank_invariant:
+            message = f"{type(self).__name__}'s result depends on the number of processes"
+            raise ConfigError(Problem("rank_invariant", message, True, "false", "strategy=elastic"))
 
     def processes(self, device: str, replicas: int) -> int:
         wanted = self.count_processes(device, otherwise=replicas)
@@ -145,3 +140,10 @@ class OneReplicaEach(RankStrategy, abc.ABC):
     @property
     def micro_batches(self) -> Sequence[int]:
         return range(self.peers.rank * self._accumulate, (self.peers.rank + 1) * self._accumulate)
+
+    def _follow_first(self, model: nn.Module, doing: str) -> None:
+        """Have every process take the buffers of rank 0, which are those that a checkpoint holds."""
+        buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        if isinstance(self.peers, Processes) and buffers:
+            self.peers.doing = doing
+            copy_all(buffers, from_rank(0, buffers))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -12,48 +11,33 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from samewise.runner.errors import Problem, TrainingError
-from samewise.runner.processes.packing import pack, unpack
+from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Processes, all_gather
 from samewise.runner.strategies.tree import Bucket, Flat, ReplicaBuffers, additions, buckets
 
 
-class Exchange(abc.ABC):
-    """Turns this process's sums into those over all processes."""
+class Exchange:
+    """Turns this process's sums into those over all processes: the same, where one process carries all replicas."""
 
     shards = 1
     """Into how many parts of one length a buffer is cut."""
     overlaps = False
     """Whether it gains by being started before the backward pass is over."""
 
-    @abc.abstractmethod
-    def start(self, flat: Flat) -> None:
-        """Begin with the next bucket's sum. Every process does so for the same buckets in the same order."""
-
-    @abc.abstractmethod
-    def finish(self) -> list[Flat]:
-        """The sums over all processes, in the order in which they were started."""
-
-    @abc.abstractmethod
-    def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
-        """Make rank 0's values everyone's."""
-
-
-@final
-class NoExchange(Exchange):
-    """One process carries all replicas."""
-
     def __init__(self) -> None:
         self._sums: list[Flat] = []
 
     def start(self, flat: Flat) -> None:
+        """Begin with the next bucket's sum. Every process does so for the same buckets in the same order."""
         self._sums.append(flat)
 
     def finish(self) -> list[Flat]:
+        """The sums over all processes, in the order in which they were started."""
         sums, self._sums = self._sums, []
         return sums
 
     def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
-        """They are."""
+        """Make rank 0's values everyone's."""
 
 
 @final
@@ -104,45 +88,26 @@ class TreeExchange(Exchange):
     def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
         if tensors:
             self._peers.doing = "sharing batch norm's statistics"
-            flat, offsets = pack(list(tensors))
-            dist.broadcast(flat, 0)
-            if self._peers.rank > 0:
-                put(unpack(flat, list(tensors), offsets))
+            put(from_rank(0, tensors))
 
 
-class Carried(abc.ABC):
-    """How the replicas of this process come to the step's gradient."""
+class Carried:
+    """How the replicas of this process come to the step's gradient: of one, the gradients stay as the backward pass has left them."""
 
-    @abc.abstractmethod
-    def micro_batch(self, number: int) -> Any:
+    def micro_batch(self, number: int) -> AbstractContextManager[None]:
         """Around a forward and backward pass."""
+        return nullcontext()
 
-    @abc.abstractmethod
     def close(self) -> list[list[bool]]:
         """After the last: exchange what is left. Returns which parameters had a gradient here, by bucket."""
+        return []
 
-    @abc.abstractmethod
     def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
         """Make the sums the parameters' gradients; `touched` is what `close` gave, of all processes."""
 
     def bucket_bytes(self) -> list[int]:
         """The bytes of each bucket that goes out."""
         return []
-
-
-@final
-class OneReplica(Carried):
-    """Nothing is to be added up: the gradients stay as the backward pass has left them."""
-
-    @contextmanager
-    def micro_batch(self, number: int) -> Generator[None]:
-        yield
-
-    def close(self) -> list[list[bool]]:
-        return []
-
-    def give_back(self, touched: Sequence[list[list[bool]]]) -> None:
-        """They are there."""
 
 
 @final

@@ -33,7 +33,7 @@ class RPC(StageStrategy):
 
     One micro-batch after the other, each in an autograd context of its own, so that gradients are added as in one process: its bits.
 
-    Its further settings are those of `Ranks`; `nproc=null` means one for each stage, and `timeout_s` holds for remote calls too.
+    Its further settings are those of `RankStrategy`; `nproc=null` means one for each stage, and `timeout_s` holds for remote calls too.
 
     Args:
         rank_invariant: Says to the fingerprint that the result is that of one process.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samewise.runner.strategies.base import Strategy, Tally, add_tallies, choose_device
-from samewise.runner.strategies.replicas import Carried, NoExchange, OneReplica, Replicas
+from samewise.runner.strategies.replicas import Carried, Exchange, Replicas
 from samewise.runner.strategies.sync_batch_norm import refuse
 
 
@@ -33,7 +33,7 @@ class Single(Strategy):
         self._device = torch.device("cpu")
         self._replicas = 1
         self._accumulate = 1
-        self._carried: Carried = OneReplica()
+        self._carried = Carried()
 
     @property
     def device(self) -> torch.device:
@@ -46,7 +46,7 @@ class Single(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._replicas > 1:
-            self._carried = Replicas(model, range(self._replicas), accumulate=self._accumulate, exchange=NoExchange(), bucket_mb=float("inf"))
+            self._carried = Replicas(model, range(self._replicas), accumulate=self._accumulate, exchange=Exchange(), bucket_mb=float("inf"))
         return self.compiled(model)
 
     @property

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.fx.passes.split_module import split_module
 
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest
-from samewise.runner.processes.packing import pack, unpack
+from samewise.runner.processes.packing import from_rank
 from samewise.runner.processes.peers import Processes
 from samewise.runner.strategies.base import Tally, add_tallies
 from samewise.runner.strategies.ranks import RankStrategy
@@ -163,10 +162,8 @@ class StageParts:
             tensors = [*(parameter.grad if mine and parameter.grad is not None else parameter for parameter in trained), *self._buffers[owner]]
             if not tensors:
                 continue
-            flat, offsets = pack(tensors)
-            dist.broadcast(flat, owner)
+            values = from_rank(owner, tensors)
             if not mine:
-                values = unpack(flat, tensors, offsets)
                 for parameter, value in zip(trained, values, strict=False):
                     parameter.grad = value
                 for buffer, value in zip(self._buffers[owner], values[len(trained) :], strict=True):
@@ -229,7 +226,7 @@ class Asking(nn.Module):
 
 @dataclass(kw_only=True, eq=False)
 class StageStrategy(RankStrategy, abc.ABC):
-    """Each process runs one stage of the model; `nproc=null` means one for each stage. The further settings are those of `Ranks`.
+    """Each process runs one stage of the model; `nproc=null` means one for each stage. The further settings are those of `RankStrategy`.
 
     Args:
         split: The names of the submodules at which a new stage begins, in order; one stage, and process, more than names.

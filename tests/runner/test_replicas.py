@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from samewise.runner.errors import TrainingError
-from samewise.runner.strategies.replicas import Carried, Exchange, NoExchange, OneReplica, Replicas
+from samewise.runner.strategies.replicas import Carried, Exchange, Replicas
 from samewise.runner.strategies.tree import Flat
 
 
@@ -17,19 +17,6 @@ class Overlapped(Exchange):
     """Of one process, and as eager as one between several."""
 
     overlaps = True
-
-    def __init__(self) -> None:
-        self.sums: list[Flat] = []
-
-    def start(self, flat: Flat) -> None:
-        self.sums.append(flat)
-
-    def finish(self) -> list[Flat]:
-        sums, self.sums = self.sums, []
-        return sums
-
-    def follow_first(self, tensors: Sequence[Tensor], put: Callable[[Sequence[Tensor]], None]) -> None:
-        """They are."""
 
 
 class Net(nn.Module):
@@ -65,7 +52,7 @@ def expected(model: Net, step: int, numbers: Sequence[int], accumulate: int) -> 
     return {name: (grads[0][name] + grads[1][name]) + grads[2][name] for name in grads[0]}, kept or {}
 
 
-@pytest.mark.parametrize("exchange", [NoExchange, Overlapped])
+@pytest.mark.parametrize("exchange", [Exchange, Overlapped])
 @pytest.mark.parametrize("bucket_mb", [0.0, 1.0])
 @pytest.mark.parametrize(("accumulate", "numbers"), [(1, (0, 1, 2)), (2, (0, 1, 2, 3, 4, 5)), (2, (1, 2, 5)), (1, (0, 2)), (1, (0, 1)), (1, (1,))])
 def test_the_sum_is_that_of_a_tournament_step_for_step(exchange: type[Exchange], bucket_mb: float, accumulate: int, numbers: tuple[int, ...]) -> None:
@@ -93,7 +80,7 @@ def test_nothing_is_added_beyond_the_replicas_that_are_carried() -> None:
     """Not even a zero, which would make 0 of -0."""
     weight = nn.Parameter(torch.zeros(3))
     model = nn.ParameterList([weight])
-    replicas = Replicas(model, range(2), accumulate=1, exchange=NoExchange(), bucket_mb=1.0)
+    replicas = Replicas(model, range(2), accumulate=1, exchange=Exchange(), bucket_mb=1.0)
     for number in range(2):
         with replicas.micro_batch(number):
             weight.grad = torch.full((3,), -0.0)
@@ -135,11 +122,11 @@ def test_a_gradient_after_its_bucket_was_sent_is_told() -> None:
 
 def test_one_process_pads_a_bucket_to_its_alignment_alone() -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(200, dtype=torch.float64))])
-    assert Replicas(model, range(1), accumulate=1, exchange=NoExchange(), bucket_mb=1.0).bucket_bytes() == [2048, 512]
+    assert Replicas(model, range(1), accumulate=1, exchange=Exchange(), bucket_mb=1.0).bucket_bytes() == [2048, 512]
 
 
 def test_a_replica_that_is_alone_has_its_gradients_where_the_backward_pass_has_left_them() -> None:
-    one, model = OneReplica(), network()
+    one, model = Carried(), network()
     with one.micro_batch(0):
         model(batch(0, 0)).backward()
     left = model.body.weight.grad
@@ -168,12 +155,3 @@ def test_one_process_does_not_hurry() -> None:
     assert started == []
     replicas.close()
     assert len(started) == 8
-
-
-@pytest.mark.parametrize("kind", [Exchange, Carried])
-def test_what_lacks_a_method_of_its_kind_cannot_be_made(kind: type) -> None:
-    names = {"start", "finish", "follow_first"} if kind is Exchange else {"micro_batch", "close", "give_back"}
-    for name in names:
-        methods = {other: lambda self: None for other in names - {name}}
-        with pytest.raises(TypeError, match=name):
-            type("Unfinished", (kind,), methods)()
