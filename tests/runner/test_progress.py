@@ -24,7 +24,7 @@ def test_a_run_says_what_it_trains_how_far_it_is_and_when_it_will_end(samewise, 
     (state,) = tmp_path.glob("*/*/checkpoints/step-00000020/state.pt")
     weights = torch.load(state, weights_only=True)["model"]
     learned = sum(tensor.numel() for name, tensor in weights.items() if name.rpartition(".")[2] in ("weight", "bias"))
-    assert size == f"  {learned:,} parameters, 64 samples, 20 steps of 16, 4 an epoch"
+    assert size == f"  {learned:,} parameters, 64 samples, 20 steps of 16, 4 per epoch"
     told = [re.match(r"epoch \d+/\d+  step (\d+) of 20  loss \d+\.\d{4}  accuracy [01]\.\d{4}  \S+ steps/s, ends at about \d\d:\d\d", line) for line in lines]
     assert [int(match[1]) for match in told if match] == list(range(1, 21))
 
