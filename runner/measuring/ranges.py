@@ -24,7 +24,7 @@ RANGES = {
     "transforms": "sample transforms made in this process, and batch transforms",
     "forward": "the model and its loss",
     "backward": "gradients",
-    "exchange": "gradients added up over replicas and processes, as far as the backward pass does not hide it",
+    "exchange": "adding up gradients over replicas and processes, excluding overlap with the backward pass",
     "optimizer": "averaging and clipping gradients, and the update",
     "trace": "digests, and the line of the trace",
     "callbacks": "what callbacks do after a step, tracking apart",
