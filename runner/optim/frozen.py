@@ -15,7 +15,7 @@ STATISTICS: Final = ("running_mean", "running_var", "_u", "weight_u")
 """Buffers that a layer changes as it computes in training mode: batch and instance norm's, and spectral norm's."""
 
 
-def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: object = "freeze") -> list[Named]:
+def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: object = "freeze") -> None:
     """Freeze parameters, and hold the statistics of the layers that are frozen by it as a whole: they compute with what they have, and keep it.
 
     A layer is frozen as a whole where all of its own parameters are. One without any (`affine=False`) is where its statistics are among `frozen`, or
@@ -27,21 +27,17 @@ def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: 
         path: Of `statistics` in the config.
         statistics: "freeze", as above, or "train": they go on following the batches.
 
-    Returns:
-        The parameters.
-
     Raises:
         ConfigError: `statistics` is another word.
     """
     if statistics not in ("freeze", "train"):
         raise ConfigError(Problem(path, "no such choice", statistics, "freeze or train"))
-    parameters = [one for one in frozen if isinstance(one.parameter, nn.Parameter)]
-    for one in parameters:
-        one.parameter.requires_grad_(False)
+    for one in frozen:
+        if isinstance(one.parameter, nn.Parameter):
+            one.parameter.requires_grad_(False)
     if statistics == "freeze":
         for module in frozen_layers(model, frozen):
             hold(module)
-    return parameters
 
 
 def frozen_layers(model: nn.Module, frozen: Sequence[Named]) -> list[nn.Module]:

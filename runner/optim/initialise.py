@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast
 
 import torch
 from omegaconf import DictConfig
@@ -17,7 +16,7 @@ from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.optim.frozen import bare_statistics, freeze
 from samewise.runner.optim.matching import Named, matching, named_parameters
 from samewise.runner.optim.parametrise import parametrise
-from samewise.runner.optim.weights import Loaded, load_weights
+from samewise.runner.optim.weights import load_weights
 from samewise.runner.optim.whitening import Images, whitening_
 
 METHODS: Final[Mapping[str, Callable[..., Tensor]]] = {
@@ -39,17 +38,7 @@ METHODS: Final[Mapping[str, Callable[..., Tensor]]] = {
 SETTINGS: Final = ("rules", "weights", "sha256", "into", "strict", "exclude", "parametrisations", "frozen", "frozen_statistics")
 
 
-@final
-@dataclass(frozen=True)
-class Initialised:
-    """What was done, for the record: how many parameters each rule set, what came from a file, what `frozen` froze."""
-
-    rules: Mapping[str, int]
-    loaded: Loaded
-    frozen: tuple[str, ...]
-
-
-def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = "", images: Images | None = None) -> Initialised:
+def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = "", images: Images | None = None) -> None:
     """Initialise `model` in place: rules, then weights from a file, then parametrisations, then what is frozen.
 
     Args:
@@ -68,8 +57,8 @@ def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = 
     unknown = [Problem(f"initialise.{key}", "no such key", hint=nearest(key, SETTINGS)) for key in given if key not in SETTINGS]
     if unknown:
         raise ConfigError(*unknown)
-    counts = _apply_rules(model, given.get("rules") or {}, images)
-    loaded = load_weights(
+    _apply_rules(model, given.get("rules") or {}, images)
+    load_weights(
         model,
         given.get("weights"),
         sha256=given.get("sha256"),
@@ -80,11 +69,10 @@ def initialise(model: nn.Module, settings: Mapping[str, Any], *, made_by: str = 
         made_by=made_by,
     )
     meant = matching(given["frozen"], [*named_parameters(model), *bare_statistics(model)], path="initialise.frozen") if given.get("frozen") else []
-    frozen = freeze(model, meant, path="initialise.frozen_statistics", statistics=given.get("frozen_statistics", "freeze"))
-    return Initialised(counts, loaded, tuple(one.name for one in frozen))
+    freeze(model, meant, path="initialise.frozen_statistics", statistics=given.get("frozen_statistics", "freeze"))
 
 
-def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any], images: Images | None) -> dict[str, int]:
+def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any], images: Images | None) -> None:
     named = rules if isinstance(rules, Mapping) else {str(index): rule for index, rule in enumerate(rules)}
     every = named_parameters(model)
     chosen: dict[str, tuple[str, Callable[[Tensor], Any]]] = {}
@@ -99,13 +87,10 @@ def _apply_rules(model: nn.Module, rules: Mapping[str, Any] | Sequence[Any], ima
             problems.extend(error.problems)
     if problems:
         raise ConfigError(*problems)
-    counts: dict[str, int] = {}
     for one in every:
         if one.name in chosen:
             name, method = chosen[one.name]
             _initialise(one, method, f"initialise.rules.{name}", images)
-            counts[name] = counts.get(name, 0) + 1
-    return counts
 
 
 def _chosen(rule: Any, every: Sequence[Named], path: str) -> list[tuple[Named, Callable[[Tensor], Any]]]:

@@ -65,20 +65,16 @@ KINDS: Final[Mapping[str, Callable[..., nn.Module]]] = {
 """torch.nn.utils.parametrizations, with their arguments, and `lora`."""
 
 
-def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:
+def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> None:
     """Parametrise the matched weights (T. Salimans, D. Kingma: weight norm, arXiv 1602.07868; T. Miyato et al.: spectral norm, arXiv 1802.05957).
 
     Args:
         model: Changed in place; the parameters' names change with it (`fc.weight` to `fc.parametrizations.weight.original0`).
         rules: By name: `{match: PATTERN, kind: one of KINDS, ...its arguments}`. Biases that match are left alone.
 
-    Returns:
-        The names of the weights that were parametrised, as they were before.
-
     Raises:
         ConfigError: a rule is malformed, matches nothing, or a weight cannot be parametrised so.
     """
-    done: list[str] = []
     for name, rule in rules.items():
         path = f"initialise.parametrisations.{name}"
         if rule is None:
@@ -99,5 +95,3 @@ def parametrise(model: nn.Module, rules: Mapping[str, Any]) -> list[str]:
                 KINDS[kind](one.module, name=one.name.rpartition(".")[2], **settings)
             except (ValueError, RuntimeError, KeyError) as error:
                 raise ConfigError(Problem(path, f"cannot make {kind} of {one.name} {list(one.parameter.shape)}: {error}")) from None
-            done.append(one.name)
-    return done

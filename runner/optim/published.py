@@ -24,8 +24,8 @@ def is_published(name: str) -> bool:
     return name.startswith(SOURCES)
 
 
-def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -> tuple[dict[str, Tensor], str]:
-    """The weights of that name, as the library that publishes them gives them to its own model, and the file's SHA-256.
+def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -> dict[str, Tensor]:
+    """The weights of that name, as the library that publishes them gives them to its own model.
 
     Args:
         name: `torchvision:IMAGENET1K_V2`, of the model that the config makes; `torchvision:ResNet50_Weights.IMAGENET1K_V2`, of any; `torchaudio:BUNDLE`.
@@ -37,10 +37,10 @@ def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -
     """
     file, url, checksum, make = _of_torchvision(name, made_by) if name.startswith("torchvision:") else _of_torchaudio(name, sha256)
     fetch(url, file, checksum or sha256 or "")
-    digest = require_checksum(file, checksum or sha256, name)
+    require_checksum(file, checksum or sha256, name)
     require_checksum(file, sha256, name)
     with torch.random.fork_rng(devices=[]):  # their model is thrown away: what it draws is not taken from ours
-        return dict(make().state_dict()), digest
+        return dict(make().state_dict())
 
 
 def fetch(url: str, file: Path, checksum: str) -> None:
@@ -59,12 +59,8 @@ def fetch(url: str, file: Path, checksum: str) -> None:
         raise ConfigError(Problem(PATH, f"cannot be downloaded: {first_line(error)}", url, f"a network, or the file in torch's cache ({file})", hint)) from None
 
 
-def require_checksum(file: Path, expected: str | None, name: str) -> str:
-    """A file's SHA-256.
-
-    Raises:
-        ConfigError: it does not begin as expected, or nothing is known of it.
-    """
+def require_checksum(file: Path, expected: str | None, name: str) -> None:
+    """Raise a ConfigError where a file's SHA-256 does not begin as expected, or nothing is known of it."""
     digest = sha256(file)
     if expected is None and name.startswith("torchaudio:"):
         hint = f"initialise.sha256={digest} takes the file that was downloaded ({file})"
@@ -72,7 +68,6 @@ def require_checksum(file: Path, expected: str | None, name: str) -> str:
     if expected is not None and (len(expected) < 8 or not digest.startswith(expected.lower())):
         words = f"the file in torch's cache does not match its checksum: {file}"
         raise ConfigError(Problem(PATH, words, digest, expected, "remove it: it is downloaded again"))
-    return digest
 
 
 Found = tuple[Path, str, str | None, Callable[[], nn.Module]]

@@ -6,10 +6,9 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast
 
 from torch import Tensor, nn
 
@@ -27,26 +26,6 @@ PREFIXES: Final = ("module.", "_orig_mod.", "model.")
 SHOWN: Final = 10
 
 
-@final
-@dataclass(frozen=True)
-class Loaded:
-    """What came from a file.
-
-    Args:
-        sha256: The file's; empty where there was none.
-        names: The entries of the model that were loaded.
-        missing: Those that were not in the file and stay as initialised.
-        unexpected: Those of the file that the model does not have.
-        excluded: Those of the file that `exclude` left out.
-    """
-
-    sha256: str = ""
-    names: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
-
-
 def load_weights(
     model: nn.Module,
     file: str | None,
@@ -57,7 +36,7 @@ def load_weights(
     exclude: Sequence[str] | str = (),
     parametrise: Callable[[], object] = lambda: None,
     made_by: str = "",
-) -> Loaded:
+) -> None:
     """Load a state_dict.
 
     Args:
@@ -76,13 +55,13 @@ def load_weights(
     """
     if file is None:
         parametrise()
-        return Loaded()
+        return
     if is_published(file):
-        state, digest = load_published(file, made_by=made_by, sha256=sha256)
+        state = load_published(file, made_by=made_by, sha256=sha256)
         _require_their_input(model)
     else:
         paths = _located(file)
-        digest = _verified(paths, sha256)
+        _verify(paths, sha256)
         _require_same_model(model, paths[0].parent)
         state = {name: tensor for path in paths for name, tensor in _unwrapped(_read(path)).items()}
     target = _target(model, into)
@@ -93,12 +72,10 @@ def load_weights(
         parametrise()
     patterns = [exclude] if isinstance(exclude, str) else list(exclude)
     _require_matches(patterns, {**held, **state})
-    excluded = tuple(name for name in state if any(fnmatchcase(name, pattern) for pattern in patterns))
-    kept = {name: tensor for name, tensor in state.items() if name not in excluded}
-    loaded = _load(target, kept, patterns, strict=strict)
+    kept = {name: tensor for name, tensor in state.items() if not any(fnmatchcase(name, pattern) for pattern in patterns)}
+    _load(target, kept, patterns, strict=strict)
     if not parametrised:
         parametrise()
-    return Loaded(digest, *loaded, excluded)
 
 
 def _located(file: str) -> list[Path]:
@@ -125,12 +102,11 @@ def _located(file: str) -> list[Path]:
     return paths
 
 
-def _verified(paths: Sequence[Path], expected: str | None) -> str:
+def _verify(paths: Sequence[Path], expected: str | None) -> None:
     digest = hugging_face.digest_of(paths)
     if expected is not None and (len(str(expected)) < 8 or not digest.startswith(str(expected).lower())):
         where = paths[0] if len(paths) == 1 else paths[0].parent
         raise ConfigError(Problem("initialise.sha256", f"does not match {where}", expected, digest, "the file is a different one, or was cut short"))
-    return digest
 
 
 def _require_same_model(model: nn.Module, folder: Path) -> None:
@@ -224,8 +200,7 @@ def _require_matches(patterns: Sequence[str], state: Mapping[str, Tensor]) -> No
         raise ConfigError(*(Problem("initialise.exclude", words, one, such_as, close(one, folders | set(state)) or such_as) for one in idle))
 
 
-def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Load; give the names that were loaded, missing and unexpected."""
+def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str], *, strict: bool) -> None:
     held: dict[str, Any] = target.state_dict()
     common = [name for name in state if name in held]
     # files older than torch 0.4.1 do not count batches, and torch fills the count in; frozen batch norm has no use for it
@@ -247,7 +222,6 @@ def _load(target: nn.Module, state: Mapping[str, Tensor], patterns: Sequence[str
         raise ConfigError(*problems[:SHOWN], *more)
     held.update((name, state[name]) for name in common)  # which keeps the versions of the modules' states: torchvision's MNASNet asks for its own
     target.load_state_dict(held, strict=False)
-    return tuple(common), tuple(missing), tuple(unexpected)
 
 
 def _not_in_the_model(unexpected: Sequence[str], missing: Sequence[str], held: Mapping[str, Any]) -> list[Problem]:

