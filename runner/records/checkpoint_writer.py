@@ -32,37 +32,14 @@ class Checkpoints:
 
     Args:
         folder: `checkpoints/` of the run.
-        keep_last: How many of the newest to keep.
-        keep_best: How many of the best to keep.
-        keep_every_steps: Keep for good each whose step is a multiple of this.
-        monitor: The metric that says which is best.
-        mode: "min" or "max".
-        also: More metrics, each with "min" or "max": as many of the best by each are kept.
-        background: Write in a thread.
+        settings: Which to keep, and whether to write in a thread: as `config.schema.Checkpoint`.
+        modes: "min" or "max" for each metric by which the best are kept; the first says which is called best.
         lengths: `steps_per_epoch` and `total_steps` of the run, for who goes on from a checkpoint.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        keep_last: int,
-        keep_best: int,
-        keep_every_steps: int | None,
-        monitor: str,
-        mode: str,
-        background: bool,
-        also: Mapping[str, str] | None = None,
-        lengths: Mapping[str, int] | None = None,
-    ) -> None:
-        self._folder = folder
-        self._keep_last = max(keep_last, 1)
-        self._keep_best = keep_best
-        self._keep_every = keep_every_steps
-        self._modes = {monitor: mode} | dict(also or {})
-        self._links = {name: "best" if name == monitor else best_by(name) for name in self._modes}
-        self._background = background
-        self._lengths = dict(lengths or {})
+    def __init__(self, folder: Path, settings: Any, modes: Mapping[str, str], lengths: Mapping[str, int]) -> None:
+        self._folder, self._settings, self._modes, self._lengths = folder, settings, modes, lengths
+        self._links = {name: best_by(name) if number else "best" for number, name in enumerate(modes)}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -90,11 +67,10 @@ class Checkpoints:
             TrainingError: this one, or the one before it, could not be written.
         """
         self.wait()
-        state = copy_to_cpu(state) if self._background else state
-        if not self._background:
+        if not self._settings.background:
             self._write(step, state, metrics)
             return
-        self._thread = threading.Thread(target=self._write_and_remember, args=(step, state, dict(metrics)), name="checkpoint")
+        self._thread = threading.Thread(target=self._write_and_remember, args=(step, copy_to_cpu(state), dict(metrics)), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -152,9 +128,9 @@ class Checkpoints:
     def _prune(self) -> None:
         kept = list_checkpoints(self._folder)
         best = {name: self._best_first(kept, name) for name in self._modes}
-        wanted = {one.step for one in (*kept[-self._keep_last :], *(one for by in best.values() for one in by[: self._keep_best]))}
+        wanted = {one.step for one in (*kept[-max(self._settings.keep_last, 1) :], *(one for by in best.values() for one in by[: self._settings.keep_best]))}
         wanted |= {one.step for one in kept if one.metrics is None}  # it may be the best
-        wanted |= {one.step for one in kept if self._keep_every and one.step % self._keep_every == 0}
+        wanted |= {one.step for one in kept if self._settings.keep_every_steps and one.step % self._settings.keep_every_steps == 0}
         for name, link in self._links.items():
             if stays := [one for one in best[name] if one.step in wanted]:  # with keep_best=0 the best of those that stay
                 self._link(link, stays[0].path)

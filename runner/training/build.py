@@ -101,6 +101,8 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],
     )
+    kept = _plain(cfg.checkpoint)
+    modes = {name: str(mode) for name, mode in {cfg.evaluate.monitor: cfg.evaluate.mode, **cfg.evaluate.also}.items()}
     code = composed.code if composed.code.files else reached(composed.whole, project.packages)
     run = Run(
         composed=composed,
@@ -133,8 +135,8 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
         micro_batches=cfg.replicas * cfg.accumulate,
         clip_norm=cfg.clip_norm,
         evaluate=_plain(cfg.evaluate),
-        checkpoint=_plain(cfg.checkpoint),
-        checkpoints=_checkpoints(cfg, folder, {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps}),
+        checkpoint=kept,
+        checkpoints=Checkpoints(folder.checkpoints, kept, modes, {"steps_per_epoch": plan.steps_per_epoch, "total_steps": total_steps}),
         to_device=mover(strategy.device, channels_last=channels_last),
         infinite=frozenset(not_finite(model.state_dict().items())),
         recorder=recorder,
@@ -197,18 +199,3 @@ def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
     if not strategy.unfreezes and (path := next(found, None)):
         hint = "strategy=single or strategy=elastic; or two runs, the second with initialise.weights=run:FIRST"
         raise ConfigError(Problem(f"param_groups.{path}", f"is not possible with {type(strategy).__name__}", hint=hint))
-
-
-def _checkpoints(cfg: DictConfig, folder: RunFolder, lengths: Mapping[str, int]) -> Checkpoints:
-    kept = cfg.checkpoint
-    return Checkpoints(
-        folder.checkpoints,
-        keep_last=kept.keep_last,
-        keep_best=kept.keep_best,
-        keep_every_steps=kept.keep_every_steps,
-        monitor=cfg.evaluate.monitor,
-        mode=str(cfg.evaluate.mode),
-        also={name: str(mode) for name, mode in cfg.evaluate.also.items()},
-        background=kept.background,
-        lengths=lengths,
-    )

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
+from samewise.runner.config import schema
 from samewise.runner.records import checkpoint
 from samewise.runner.records.checkpoint_writer import Checkpoints
 
 
 def keeper(folder: Path, **settings: Any) -> Checkpoints:
-    given = {"keep_last": 2, "keep_best": 1, "keep_every_steps": None, "monitor": "valid/loss", "mode": "min", "background": False} | settings
-    return Checkpoints(folder, **given)
+    monitor, mode, also = settings.pop("monitor", "valid/loss"), settings.pop("mode", "min"), settings.pop("also", {})
+    kept = schema.Checkpoint(**{"background": False, **settings})
+    return Checkpoints(folder, kept, {monitor: mode, **also}, {})
 
 
 def state(step: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, final
 
 from samewise.runner.errors import ConfigError, Problem
@@ -15,6 +16,7 @@ Phase = tuple[float, str, str, str, str]
 
 
 @final
+@dataclass(kw_only=True, eq=False)
 class OneCycle(Schedule):
     """torch's OneCycleLR (L. Smith, N. Topin: Super-Convergence, arXiv 1708.07120); after `total` the last values stay.
 
@@ -32,33 +34,29 @@ class OneCycle(Schedule):
         unit: What `total` counts; each step by default.
     """
 
-    def __init__(
-        self,
-        *,
-        max_lr: float | Sequence[float] | None = None,
-        total: int | None = None,
-        pct_start: float = 0.3,
-        anneal: Literal["cos", "linear"] = "cos",
-        cycle_momentum: bool = True,
-        base_momentum: float = 0.85,
-        max_momentum: float = 0.95,
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
-        three_phase: bool = False,
-        unit: Unit = "step",
-    ) -> None:
-        super().__init__(unit=unit)
+    max_lr: float | Sequence[float] | None = None
+    total: int | None = None
+    pct_start: float = 0.3
+    anneal: Literal["cos", "linear"] = "cos"
+    cycle_momentum: bool = True
+    base_momentum: float = 0.85
+    max_momentum: float = 0.95
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    three_phase: bool = False
+    unit: Unit = "step"
+
+    def __post_init__(self) -> None:
+        super().__init__(unit=self.unit)
+        total, share = self.total, self.pct_start
         require(total is None or whole(total, least=1), "total", "is not a possible duration", total, "a whole number of at least 1, or null")
-        require(number(pct_start, least=0, most=1), "pct_start", "is not a valid share", pct_start, "a number from 0 to 1")
-        require(not three_phase or pct_start <= 0.5, "pct_start", "leaves no time for the third phase", pct_start, "at most 0.5 with three_phase")
-        require(anneal in ("cos", "linear"), "anneal", "is not a known curve", anneal, "cos or linear")
-        for name, value in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
+        require(number(share, least=0, most=1), "pct_start", "is not a valid share", share, "a number from 0 to 1")
+        require(not self.three_phase or share <= 0.5, "pct_start", "leaves no time for the third phase", share, "at most 0.5 with three_phase")
+        require(self.anneal in ("cos", "linear"), "anneal", "is not a known curve", self.anneal, "cos or linear")
+        for name, value in (("div_factor", self.div_factor), ("final_div_factor", self.final_div_factor)):
             require(number(value) and value > 0, name, "is not a possible divisor", value, "a number above 0")
-        for name, value in (("base_momentum", base_momentum), ("max_momentum", max_momentum)):
+        for name, value in (("base_momentum", self.base_momentum), ("max_momentum", self.max_momentum)):
             require(number(value, least=0, most=1), name, "is not a possible momentum", value, "a number from 0 to 1")
-        self.max_lr, self.total, self.pct_start, self.anneal = max_lr, total, pct_start, anneal
-        self.cycle_momentum, self.base_momentum, self.max_momentum = cycle_momentum, base_momentum, max_momentum
-        self.div_factor, self.final_div_factor, self.three_phase = div_factor, final_div_factor, three_phase
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         super().attach(span, groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from samewise.runner.errors import ConfigError, Problem, nearest
@@ -12,6 +13,7 @@ from .base import LearningRate, number, require, whole
 
 
 @final
+@dataclass(kw_only=True, eq=False)
 class Plateau(LearningRate):
     """Multiply the learning rate by `factor` after more than `patience` evaluations without a better `metric`; torch's ReduceLROnPlateau.
 
@@ -29,31 +31,27 @@ class Plateau(LearningRate):
         eps: A reduction by this or less is not made.
     """
 
-    def __init__(
-        self,
-        *,
-        metric: str = "valid/loss",
-        mode: Literal["min", "max"] = "min",
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        threshold_mode: Literal["rel", "abs"] = "rel",
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-        eps: float = 1e-8,
-    ) -> None:
+    metric: str = "valid/loss"
+    mode: Literal["min", "max"] = "min"
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    cooldown: int = 0
+    min_lr: float = 0.0
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
         super().__init__()
-        require(bool(metric), "metric", "is not the name of a metric", metric, "a name such as valid/loss")
-        require(mode in ("min", "max"), "mode", "is not a valid mode", mode, "min or max")
-        require(number(factor, least=0) and factor < 1, "factor", "would not reduce the learning rate", factor, "a number from 0 to below 1")
-        require(whole(patience, least=0), "patience", "is not a number of evaluations", patience, "a whole number of at least 0")
-        require(number(threshold, least=0), "threshold", "is not a possible threshold", threshold, "a number of at least 0")
-        require(threshold_mode in ("rel", "abs"), "threshold_mode", "is not a valid mode", threshold_mode, "rel or abs")
-        require(whole(cooldown, least=0), "cooldown", "is not a number of evaluations", cooldown, "a whole number of at least 0")
-        require(number(min_lr, least=0), "min_lr", "is not a possible learning rate", min_lr, "a number of at least 0")
-        require(number(eps, least=0), "eps", "is not a possible difference", eps, "a number of at least 0")
-        self.metric, self.mode, self.factor, self.patience = metric, str(mode), factor, patience
-        self.threshold, self.threshold_mode, self.cooldown, self.min_lr, self.eps = threshold, threshold_mode, cooldown, min_lr, eps
+        require(bool(self.metric), "metric", "is not the name of a metric", self.metric, "a name such as valid/loss")
+        require(self.mode in ("min", "max"), "mode", "is not a valid mode", self.mode, "min or max")
+        require(number(self.factor, least=0) and self.factor < 1, "factor", "would not reduce the learning rate", self.factor, "a number from 0 to below 1")
+        require(whole(self.patience, least=0), "patience", "is not a number of evaluations", self.patience, "a whole number of at least 0")
+        require(number(self.threshold, least=0), "threshold", "is not a possible threshold", self.threshold, "a number of at least 0")
+        require(self.threshold_mode in ("rel", "abs"), "threshold_mode", "is not a valid mode", self.threshold_mode, "rel or abs")
+        require(whole(self.cooldown, least=0), "cooldown", "is not a number of evaluations", self.cooldown, "a whole number of at least 0")
+        require(number(self.min_lr, least=0), "min_lr", "is not a possible learning rate", self.min_lr, "a number of at least 0")
+        require(number(self.eps, least=0), "eps", "is not a possible difference", self.eps, "a number of at least 0")
         self.best = math.inf if self.mode == "min" else -math.inf
         self.bad = 0
         self.cooling = 0
