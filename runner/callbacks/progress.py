@@ -6,7 +6,7 @@ import html
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -16,14 +16,6 @@ from samewise.runner.secrets import printable, redact
 
 _FIRST_S = 10.0
 """Seconds after which the first line is due: it says when the run will end."""
-
-
-class _Bar(Protocol):
-    """Updates in place."""
-
-    def draw(self, step: int, epoch: str, losses: str) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 @final
@@ -38,7 +30,7 @@ class ProgressBar(Callback):
     def __init__(self, *, refresh_s: float = 0.2, line_s: float = 60.0) -> None:
         self._refresh_s, self._line_s = refresh_s, line_s
         self._console = PlainConsole(stderr=True)
-        self._bar: _Bar | None = None
+        self._bar: _TerminalBar | _NotebookBar | None = None
         self._drawn = 0.0
         self._wait_s = min(_FIRST_S, line_s)
         self._began: tuple[float, int] = (0.0, 0)

@@ -15,7 +15,7 @@ from samewise.runner.config import other_choice
 from samewise.runner.config.compose import Composed, compose
 from samewise.runner.config.fingerprint import identity
 from samewise.runner.config.project import Project
-from samewise.runner.config.tree import differences, plain
+from samewise.runner.config.tree import differences, plain, same
 from samewise.runner.errors import ConfigError, Problem
 
 LEFT_OUT = ("name", "run_root", "device", "tracking", "launcher", "sweeper")
@@ -35,7 +35,11 @@ def write(wanted: Composed, *, project: Project, head: list[str]) -> str:
     if any(other_choice.LEFT_OUT in caution.message for caution in base.cautions):  # a file that builds on it would be warned of each time
         builds_on = None
         changed, base = _base(wanted, None, project)
-    defaults = [*([builds_on] if builds_on else []), *(_entry(group, choice) for group, choice in changed.items()), "_self_"]
+    defaults = [
+        *([builds_on] if builds_on else []),
+        *({f"{'' if '@' in group else 'override '}/{group}": choice} for group, choice in changed.items()),
+        "_self_",
+    ]
     said: dict[str, Any] = {"defaults": defaults} | _values(base.cfg, wanted.whole)
     text = yaml.dump(said, default_flow_style=None, allow_unicode=True, sort_keys=False, width=120, Dumper=get_omega_conf_dumper())
     return "\n".join(["# @package _global_", *(f"# {line}" for line in head), text])
@@ -45,7 +49,8 @@ def _base(wanted: Composed, builds_on: str | None, project: Project) -> tuple[di
     """The choices in which the config differs from an experiment, or from the root, and what that is with these."""
     first = [f"experiment={builds_on}" if builds_on else "~experiment"]
     changed = dict(_changed_choices(wanted, compose(first, project=project).choices))
-    return changed, compose([*first, *(_override(group, choice) for group, choice in changed.items())], project=project)
+    chosen = [f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}" for group, choice in changed.items()]
+    return changed, compose([*first, *chosen], project=project)
 
 
 def put(text: str, file: Path, wanted: Composed, *, name: str, project: Project) -> None:
@@ -74,14 +79,6 @@ def _changed_choices(wanted: Composed, base: Mapping[str, str]) -> Iterator[tupl
             yield group, choice
 
 
-def _override(group: str, choice: str | None) -> str:
-    return f"~{group}" if choice is None else f"{'+' if '@' in group else ''}{group}={choice}"
-
-
-def _entry(group: str, choice: str | None) -> dict[str, Any]:
-    return {f"{'' if '@' in group else 'override '}/{group}": choice}
-
-
 def _values(base: DictConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """What to set of `base`: first what refers to nothing else, then what still differs, so that references stay where they lead to the value anyway."""
     cfg, found = copy.deepcopy(base), dict[str, Any]()
@@ -99,7 +96,7 @@ def _values(base: DictConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
 def _differences(cfg: Any, base: Mapping[str, Any], wanted: Mapping[str, Any], *, references: bool, under: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
     """Paths and values of `wanted` that `base` has not; a list is one value."""
     for key, value in wanted.items():
-        if (not under and key in LEFT_OUT) or (key in base and _same(base[key], value)):
+        if (not under and key in LEFT_OUT) or (key in base and same(base[key], value)):
             continue
         node = cfg._get_node(key) if isinstance(cfg, DictConfig) else None  # pyright: ignore[reportPrivateUsage]  (a node unresolved)
         refers = node is not None and _refers(node)
@@ -114,7 +111,3 @@ def _refers(node: Any) -> bool:
     if node._is_interpolation():
         return True
     return not isinstance(node, DictConfig) and OmegaConf.is_list(node) and "${" in str(OmegaConf.to_container(node, resolve=False))
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other

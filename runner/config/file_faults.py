@@ -172,7 +172,7 @@ def problem_in_file(error: BaseException) -> Problem:
     key = re.search(r"full_key: (\S+)", text)
     if unknown:
         kind = re.search(r"reference_type=(?:Optional\[)?(\w+)|not in '(\w+)'", text)
-        fields = _fields_of(next((name for name in kind.groups() if name), "")) if kind else ()
+        fields = getattr(getattr(schema, next((name for name in kind.groups() if name), ""), None), "__dataclass_fields__", ()) if kind else ()
         return Problem(where, f"no such key: {key[1] if key else unknown[1]}", hint=nearest(unknown[1], fields))
     message = first_line(error, after="raised while composing config:\n").rstrip(".")
     if key:
@@ -219,7 +219,3 @@ def _remove(whole: Any, path: Sequence[str]) -> None:
     for key in path[:-1]:
         whole = whole[key]
     del whole[path[-1]]
-
-
-def _fields_of(name: str) -> Sequence[str]:
-    return tuple(getattr(getattr(schema, name, None), "__dataclass_fields__", ()))

@@ -73,7 +73,9 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
     named = {key: instantiate(part, f"{path}.{key}", allowed=allowed) for key, part in node.items() if key not in SPECIAL}
     named |= extra
     if within(made.__module__, LIBRARIES):
-        _keep_from_ghostscript()
+        from PIL import EpsImagePlugin
+
+        EpsImagePlugin.gs_binary = False  # an EPS, whatever it is called, is a program for Ghostscript; samewise's own data sets let Pillow open none
     if within(made.__module__, PACKAGES):
         made = functools.partial(made_within, made, path)
     if node.get("_partial_", False):
@@ -141,13 +143,6 @@ def locate(target: Any, path: str, allowed: Sequence[str]) -> Callable[..., Any]
     if not takes(path, found, own):
         raise ConfigError(_wrong_kind(where, target, found, path, own))
     return found
-
-
-def _keep_from_ghostscript() -> None:
-    """An EPS, whatever it is called, is a program, which Pillow would have Ghostscript run. Data sets of samewise let Pillow open no such file."""
-    from PIL import EpsImagePlugin
-
-    EpsImagePlugin.gs_binary = False
 
 
 def _import(name: str, target: str, where: str, parent: Any) -> types.ModuleType:

@@ -66,7 +66,7 @@ def differences(a: DictConfig | Mapping[str, Any], b: DictConfig | Mapping[str, 
     return [
         (path, left.get(path, "???"), right.get(path, "???"))
         for path in sorted(left.keys() | right.keys())
-        if not _same(left.get(path, ...), right.get(path, ...))
+        if not same(left.get(path, ...), right.get(path, ...))
     ]
 
 
@@ -104,5 +104,6 @@ def _value(node: DictConfig | ListConfig, key: Any) -> Any:
         return node._get_node(key)._value()  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess, reportAttributeAccessIssue]
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are of one type and equal; NaN is equal to itself."""
     return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.util import Finalize
-from types import FrameType
 from typing import Any
 
 import torch
@@ -254,8 +253,4 @@ def _start_worker(worker: int) -> None:
     end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _give_notice)  # the main process may be the sender, and waits for a worker that hangs
-
-
-def _give_notice(number: int, frame: FrameType | None) -> None:
-    signal.alarm(_NOTICE_S)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_NOTICE_S))  # the main process may be the sender, and waits for a worker that hangs

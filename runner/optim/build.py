@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -22,10 +22,8 @@ FUSED_ON: Final = ("cpu", "cuda")
 not on every processor."""
 
 
-class Instantiate(Protocol):
-    """What turns a config node into an object; `path` is the node's place in the config, for messages."""
-
-    def __call__(self, node: Any, path: str, /) -> Any: ...
+Instantiate = Callable[[Any, str], Any]
+"""What turns a config node into an object, given the node's place in the config, for messages."""
 
 
 def build_optimizers(
@@ -101,8 +99,9 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     make = cast("Callable[..., Any]", partial.func)
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
     _refuse_what_cannot_train(make, groups, path)
-    accepted = set(inspect.signature(make).parameters) - {"params"}
-    _resolve(groups, settings.get("lr", _default(make, "lr")), accepted, path)
+    parameters = inspect.signature(make).parameters
+    accepted = set(parameters) - {"params"}
+    _resolve(groups, settings.get("lr", parameters["lr"].default if "lr" in accepted else None), accepted, path)
     _try_options(make, settings, groups)
     settings |= _choice(make, settings, groups, accepted)
     try:
@@ -195,11 +194,6 @@ def _described(group: Mapping[str, Any]) -> dict[str, Any]:
     outside = ("params", "param_names", "name", "fused", "foreach")
     options = {key: value for key, value in group.items() if key not in outside and not key.startswith("initial_")}
     return {"name": group.get("name", ""), "tensors": len(held), "elements": sum(one.numel() for one in held), **options}
-
-
-def _default(make: Callable[..., Any], name: str) -> Any:
-    parameter = inspect.signature(make).parameters.get(name)
-    return parameter.default if parameter is not None else None
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.cuda import nccl
 
-from samewise.runner.records import own_code
+from samewise.runner.records import own_code, sources
 from samewise.runner.secrets import SECRET_FILES, redact, without_keys
 
 NUMERIC = ("torch", "torchvision", "torchaudio", "numpy", "pillow", "soundfile")
@@ -67,7 +67,7 @@ def record(
         "data": data,
         "optimizers": optimizers,
         "code": code,
-        "code_state": own_code.state(code),
+        "code_state": sources.raw_state(code),
         "libraries": _libraries(libraries),
     }
     portable = reproducibility.level == "portable"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def begin(tensors: Sequence[Tensor | None]) -> Callable[[], list[int]]:
     sums = [Later(_sums(group)) for group in _groups([row for one in rows for row in one])]
 
     def read() -> list[int]:
-        found = chain.from_iterable(_parts(each.read()) for each in sums)
+        found = (one - before for each in sums for before, one in pairwise([0, *each.read()]))
         return [_finished(list(islice(found, len(one)))) for one in rows]
 
     return read
@@ -83,10 +83,6 @@ def _sums(rows: Sequence[Tensor]) -> Tensor:
     each = products.split([len(row) for row in rows])
     torch._foreach_mul_(each, [factors[: len(row)] for row in rows])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     return torch.cat([up_to[-1:] for up_to in products.cumsum(0).split([len(row) for row in rows])])
-
-
-def _parts(up_to: Sequence[int]) -> Iterator[int]:
-    return (one - before for before, one in pairwise([0, *up_to]))
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from samewise.runner.records import sources
 ROOTS = ("samewise.runner.training.loop", "samewise.runner.training.build")
 _SILENT = re.compile(
     r"samewise\.runner\.(cli|commands|config\.(?!instantiate)\w+|errors|interfaces|launchers|records\.(?!checkpoint$|shards)\w+|secrets|sweep|sweepers|tracking"
-    r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|memory|prepare|reporter))(\.|$)"
+    r"|callbacks\.(progress|throughput|learning_rate)|training\.(launch|agent|memory|prepare))(\.|$)"
 )
 """Modules that compute nothing: what they do is in a config, on paper or on the screen."""
 
@@ -29,15 +29,10 @@ def record(used: Iterable[str]) -> dict[str, str]:
     return {label: _digest(digests) for label, digests in files.items()}
 
 
-def state(record: Iterable[str]) -> str:
-    """One digest of the bytes of these files: where it is as it was, nothing needs to be parsed."""
-    return sources.raw_state(record)
-
-
 def changes(environment: Mapping[str, Any]) -> list[str]:
     """What is other now in the code of samewise that a run computed with: a sentence, or nothing."""
     before: Mapping[str, str] = environment.get("code", {})
-    if not before or environment.get("code_state") == state(before):
+    if not before or environment.get("code_state") == sources.raw_state(before):
         return []
     found = sources.present(before)
     return differences(before, {label: _digest(digests) for label, digests in found.items()})

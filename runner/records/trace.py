@@ -238,7 +238,7 @@ def read_trace(path: Path) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
             continue
         step = line["step"]
         chain = 0 if step == 1 else before
-        if chain is not None and line["chain"] != _linked(chain, line):
+        if chain is not None and line["chain"] != f"{combine([chain, *(int(line[name], 16) for name in ('batch', 'input', 'gradients', 'weights'))]):016x}":
             raise damaged(path, f"line {number} does not follow from the one before it")
         before = int(line["chain"], 16)
         lines[step] = line
@@ -265,10 +265,6 @@ def what_is_missing(lines: Mapping[int, Any]) -> str:
     """That a trace does not begin at the first step that it would have, in words; empty where it does."""
     first, second = [*sorted(lines), 0, 0][:2]
     return f"its trace begins at step {first}: the steps before were not compared" if second and first != second - first else ""
-
-
-def _linked(chain: int, line: Mapping[str, Any]) -> str:
-    return f"{combine([chain, *(int(line[name], 16) for name in ('batch', 'input', 'gradients', 'weights'))]):016x}"
 
 
 def _require_line(path: Path, number: int, text: bytes) -> dict[str, Any]:

@@ -173,16 +173,15 @@ class FSDP(OneReplicaEach):
         self.peers.doing = "exchanging weights and gradients"
         if len(self._with_samples) == self.peers.size * self._accumulate:
             return super().carry(micro_batches, forward)
-        mine = [sum(number in self._range(rank) for number in self._with_samples) for rank in range(self.peers.size)]
+        mine = [sum(number // self._accumulate == rank for number in self._with_samples) for rank in range(self.peers.size)]
         missing = max(mine) - len(micro_batches)
-        lent = self._lent(micro_batches, mine.index(max(mine))) if min(mine) < max(mine) else None
+        lent, lender = None, mine.index(max(mine))
+        if min(mine) < max(mine):
+            lent = self.peers.gather(replace(micro_batches[0], sent=None) if self.peers.rank == lender else None)[lender]
         tallies = super().carry(micro_batches, forward)
         if lent is not None and missing:
             self._take_part(lent, missing, forward)
         return tallies
-
-    def _lent(self, micro_batches: Sequence[MicroBatch], lender: int) -> MicroBatch:
-        return self.peers.gather(replace(micro_batches[0], sent=None) if self.peers.rank == lender else None)[lender]
 
     def _take_part(self, lent: MicroBatch, times: int, forward: Forward) -> None:
         """Where others have more micro-batches, as in an epoch's last step: run another's as often as they do, for nothing. They wait for this process."""
@@ -191,9 +190,6 @@ class FSDP(OneReplicaEach):
             loss, _ = forward(lent)
             (loss * 0.0).backward()
         copy_all(list(self._model.buffers()), buffers)
-
-    def _range(self, rank: int) -> range:
-        return range(rank * self._accumulate, (rank + 1) * self._accumulate)
 
     def reduce(self, tallies: Sequence[Tally]) -> Tally:
         everyone, _ = self.gather(tallies)

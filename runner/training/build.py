@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -20,10 +22,10 @@ from samewise.runner.data.dataset import fingerprint
 from samewise.runner.data.device import mover
 from samewise.runner.data.plan import Plan
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.interfaces import Recipe, RunView, class_names, of_labels
+from samewise.runner.interfaces import Callback, Recipe, RunView, class_names, of_labels
 from samewise.runner.optim.build import build_optimizers, describe
 from samewise.runner.optim.unfreezing import Waiting, cautions, waiting
-from samewise.runner.processes.this_process import keep_freed_memory
+from samewise.runner.processes.this_process import REPORTER, keep_freed_memory
 from samewise.runner.records import environment
 from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.digest import ON_DEVICE, XXH3
@@ -39,7 +41,6 @@ from samewise.runner.training.finite import not_finite
 from samewise.runner.training.phase import TrainingPhase
 from samewise.runner.training.portable import is_portable
 from samewise.runner.training.recorder import Recorder
-from samewise.runner.training.reporter import reporter
 from samewise.runner.training.run import Run, Split
 from samewise.runner.training.view import View
 
@@ -90,7 +91,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     never = cautions(rules, later, steps_per_epoch=plan.steps_per_epoch, total_steps=total_steps)
     recorder = Recorder(
         trace=_trace(cfg, folder, model, strategy),
-        callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | reporter(project),
+        callbacks={name: make(f"callbacks.{name}") for name, node in cfg.callbacks.items() if node is not None} | _reporter(project),
         log_every_steps=cfg.tracking.log_every_steps,
         level=_level(composed, strategy),
         cautions=[
@@ -145,6 +146,12 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     for callback in run.callbacks.values():
         callback.on_build(recorder.view)
     return run
+
+
+def _reporter(project: Project) -> dict[str, Callback]:
+    """The callback by which a run reports to its sweep, under a name of its own. It comes with the job's environment, so that it changes no experiment."""
+    given = os.environ.get(REPORTER)
+    return {"(sweep)": instantiate(json.loads(given), REPORTER, allowed=project.packages)} if given else {}
 
 
 def _level(composed: Composed, strategy: Strategy) -> str:

@@ -75,7 +75,9 @@ def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module
             if lost is None or nproc == 1 or not composed.cfg.strategy.get("shrink", False):
                 return _told(handed, nproc, error, debug=debug)
             _leave_out(lost, nproc)
-            composed, nproc = _with_processes(composed, nproc // 2), nproc // 2
+            nproc //= 2
+            composed = dataclasses.replace(composed, cfg=copy.deepcopy(composed.cfg))
+            OmegaConf.update(composed.cfg, "strategy.nproc", nproc)
             print(f"warning: {error}\n    resuming from the last checkpoint with {nproc} process{'es' * (nproc > 1)}", file=sys.stderr)
 
 
@@ -96,12 +98,6 @@ def _hand_down(composed: Composed, handed: Path, *, as_json: bool, work: Mapping
             "parent": os.getpid(),
         },
     )
-
-
-def _with_processes(composed: Composed, nproc: int) -> Composed:
-    cfg = copy.deepcopy(composed.cfg)
-    OmegaConf.update(cfg, "strategy.nproc", nproc)
-    return dataclasses.replace(composed, cfg=cfg)
 
 
 def _leave_out(lost: int, nproc: int) -> None:

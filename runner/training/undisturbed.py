@@ -42,7 +42,7 @@ def undisturbed() -> Generator[None]:
 
     switches = _switches()
     before = [switch.read() if was_imported else switch.default for switch in switches]
-    flushes = _flushes_denormals()
+    flushes = (torch.full((), 1e-310, dtype=torch.float64, device="cpu") * 1).item() == 0
     if was_imported:
         _set(switches, [switch.default for switch in switches])
         torch.set_flush_denormal(False)
@@ -90,12 +90,6 @@ def _switches() -> list[_Switch]:
 
 def _of(holder: Any, name: str, default: Any) -> _Switch:
     return _Switch(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), default)
-
-
-def _flushes_denormals() -> bool:
-    import torch
-
-    return (torch.full((), 1e-310, dtype=torch.float64, device="cpu") * 1).item() == 0
 
 
 def _require_no_block() -> None:

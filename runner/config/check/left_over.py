@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import yaml
 
@@ -15,40 +13,34 @@ from samewise.runner.config.slots import KINDS
 from samewise.runner.errors import Problem
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """A group, its choice, what the choice's file sets, and the choices whose component is the one that is named now."""
-
-    group: str
-    choice: str
-    sets: dict[str, Any]
-    others: list[str]
-
-
 def told_once(found: Sequence[Problem], composed: Composed) -> list[Problem]:
     """The problems, with one for each choice whose arguments another component does not take, in place of one for each argument."""
     told = list(found)
-    for chosen in [] if composed.is_saved else _replaced(composed, {problem.path.partition(".")[0] for problem in found}):
-        paths = {f"{chosen.group}.{key}" for key in chosen.sets}
+    for group, choice, keys, others in [] if composed.is_saved else _replaced(composed, {problem.path.partition(".")[0] for problem in found}):
+        paths = {f"{group}.{key}" for key in keys}
         left = [problem for problem in told if problem.path in paths and problem.message.endswith(NO_SUCH_ARGUMENT)]
         if not left:
             continue
         names = ", ".join(problem.path.rpartition(".")[2] for problem in left)
         hint = (
-            f"choose {chosen.group}={chosen.others[0]}; in a file: `- override /{chosen.group}: {chosen.others[0]}`"
-            if chosen.others
-            else f"put the _target_ and its arguments into a file of your own, CONFIGS/{chosen.group}/NAME.yaml, and choose that; "
+            f"choose {group}={others[0]}; in a file: `- override /{group}: {others[0]}`"
+            if others
+            else f"put the _target_ and its arguments into a file of your own, CONFIGS/{group}/NAME.yaml, and choose that; "
             f"or remove what is left over by {' '.join(f'~{problem.path}' for problem in left)}"
         )
-        target = composed.whole[chosen.group]["_target_"]
-        words = f"does not take what is left over from {chosen.group}={chosen.choice}: {names}"
-        told[told.index(left[0])] = Problem(f"{chosen.group}._target_", words, target, hint=hint)
+        target = composed.whole[group]["_target_"]
+        words = f"does not take what is left over from {group}={choice}: {names}"
+        told[told.index(left[0])] = Problem(f"{group}._target_", words, target, hint=hint)
         told = [problem for problem in told if problem not in left]
     return told
 
 
-def _replaced(composed: Composed, wrong: set[str]) -> Iterator[_Chosen]:
-    """The choices whose component is not that of their file any more, among those with problems."""
+def _replaced(composed: Composed, wrong: set[str]) -> Iterator[tuple[str, str, Iterable[str], list[str]]]:
+    """The groups, among those with problems, whose component is not that of the choice's file any more.
+
+    Yields:
+        The group, its choice, the keys that the choice's file sets, and the choices whose component is the one that is named now.
+    """
     loader = config_loader(composed.project)
     for group, choice in composed.choices.items():
         if group not in KINDS or group not in wrong or "_target_" not in (composed.whole.get(group) or {}):
@@ -56,4 +48,4 @@ def _replaced(composed: Composed, wrong: set[str]) -> Iterator[_Chosen]:
         target, sets = composed.whole[group]["_target_"], yaml.safe_load(text_of(loader, f"{group}/{choice}")) or {}
         if sets.get("_target_", target) != target:
             texts = {name: yaml.safe_load(text_of(loader, f"{group}/{name}")) or {} for name in groups(loader)[group]}
-            yield _Chosen(group, choice, sets, [name for name, text in texts.items() if text.get("_target_") == target])
+            yield group, choice, sets, [name for name, text in texts.items() if text.get("_target_") == target]

@@ -141,12 +141,9 @@ def _named(schedules: Sequence[Schedule] | Mapping[str, Schedule]) -> dict[str, 
     named = dict(schedules) if isinstance(schedules, Mapping) else {str(index): schedule for index, schedule in enumerate(schedules)}
     require(len(named) > 0, "schedules", "is empty", schedules, "at least one schedule")
     for name, schedule in named.items():
-        require(_is_schedule(schedule), f"schedules.{name}", "is not a schedule", schedule, "a samewise.runner.optim.schedules.Schedule")
+        is_one = isinstance(schedule, Schedule)  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
+        require(is_one, f"schedules.{name}", "is not a schedule", schedule, "a samewise.runner.optim.schedules.Schedule")
     return named
-
-
-def _is_schedule(held: object) -> bool:
-    return isinstance(held, Schedule)
 
 
 def _states(schedules: Mapping[str, Schedule]) -> dict[str, Any]:
