@@ -204,9 +204,7 @@ def in_short(error: BaseException) -> str:
 def raised_at(error: BaseException, *, anywhere: bool = True) -> str:
     """Where an error was raised: the file, the line, the function, and the line's text; the user's own, where a library raised it.
 
-    Args:
-        error: The error.
-        anywhere: Whether a library's line is told where no line is the user's; else nothing is.
+    Where no line is the user's, a library's is told with `anywhere`, else nothing.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_NOT_THE_USERS))]

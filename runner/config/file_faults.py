@@ -27,9 +27,7 @@ NO_SUCH_CHOICE = "no such choice"
 class FileFaults:
     """Collects them while Hydra reads files; one that is read twice is told of once.
 
-    Args:
-        groups: The choices of each group.
-        chosen: The groups that the root's defaults list has, so that another file has to override its choice.
+    `groups` has the choices of each, `chosen` the groups that the root's defaults list has, so that another file has to override its choice.
     """
 
     def __init__(self, groups: Mapping[str, Sequence[str]], chosen: Collection[str]) -> None:

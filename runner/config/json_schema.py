@@ -39,8 +39,7 @@ Members = dict[Any, list[str]]
 def of_project(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
     """The schemas by name: `experiment` (the root, and all else that is `@package _global_`), each group that is a key of the root, and `definitions`.
 
-    Returns:
-        (schemas, what is wrong with components that the project's own files name: nothing is known of their arguments).
+    And what is wrong with components that the project's own files name: nothing is known of their arguments.
     """
     writer = Writer(project)
     definitions = {_id(name): one for name, one in writer.definitions().items()}
@@ -51,10 +50,7 @@ def of_project(project: Project) -> tuple[dict[str, Schema], list[Problem]]:
 
 
 def write(project: Project, folder: Path) -> tuple[list[Path], list[Problem]]:
-    """Write the schemas into a folder.
-
-    Returns:
-        (the files, problems as of `of_project`).
+    """Write the schemas into a folder; the files, and problems as of `of_project`.
 
     Raises:
         ConfigError: a file of one of their names is there, and is something else.

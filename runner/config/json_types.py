@@ -79,12 +79,7 @@ def _sequence(kind: type, inner: tuple[Any, ...]) -> Schema:
 
 
 def of_call(made: Callable[..., Any], passed_on: Callable[[Callable[..., Any]], list[str] | None]) -> Schema:
-    """A component's mapping: the arguments that a class or function takes.
-
-    Args:
-        made: The class or function.
-        passed_on: Of one that takes any keyword: those that are known; None if they are not.
-    """
+    """A component's mapping: the arguments that a class or function takes; of one that takes any keyword those that `passed_on` knows, or None."""
     about, described = description(made), arguments(made)
     schema: Schema = {"type": "object", "properties": {}, "additionalProperties": False} | ({"description": about} if about else {})
     try:

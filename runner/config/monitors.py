@@ -25,9 +25,7 @@ def better(metric: str) -> Mode | None:
 def settle(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[Problem]:
     """Leave the first of several metrics of `evaluate.monitor` there, put the others into `evaluate.also`, and give each the mode that its name tells.
 
-    Args:
-        cfg: Changed in place.
-        overrides: A monitor among them is given its own mode: that in a file belongs to the file's monitor.
+    `cfg` is changed in place. A monitor among the overrides is given its own mode: that in a file belongs to the file's monitor.
     """
     set_here = {override.partition("=")[0].lstrip("+") for override in overrides}
     given: Any = OmegaConf.select(cfg, "evaluate.monitor", throw_on_resolution_failure=False)

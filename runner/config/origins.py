@@ -27,14 +27,7 @@ _SCHEMA, _OVERRIDE = "samewise's runner/config/schema.py", "override "
 
 @dataclass(frozen=True)
 class FileValue:
-    """A value that a config file sets.
-
-    Args:
-        config: The file, as Hydra calls it: `optimizer/sgd`.
-        path: The value's.
-        value: As it is written.
-        where: The file and its line, as `origins` gives them.
-    """
+    """A value as a config file (`optimizer/sgd`, as Hydra calls it) sets it, its path, and the file and line as `origins` gives them."""
 
     config: str
     path: str
@@ -62,12 +55,7 @@ def origins(given: Sequence[str], *, project: Project) -> dict[str, str]:
 
 
 def values_of(loader: ConfigLoaderImpl, chosen: Sequence[ResultDefault]) -> Iterator[FileValue]:
-    """Each value that config files set, in the order in which Hydra merges them, lists as they are: a list replaces another.
-
-    Args:
-        loader: Reads them.
-        chosen: Which: Hydra's defaults list.
-    """
+    """Each value that the files of a defaults list set, in the order in which Hydra merges them, lists as they are: a list replaces another."""
     for default in chosen:
         name = default.config_path
         if name is None or name.startswith("hydra/"):

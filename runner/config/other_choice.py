@@ -62,13 +62,7 @@ class Change:
 
 
 def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | None) -> list[Change]:
-    """The groups of which another choice is made, and below which an experiment file sets something.
-
-    Args:
-        loader: Reads the files.
-        given: The overrides, all of them sound.
-        experiment: The choice of `experiment=`.
-    """
+    """The groups of which the overrides, all of them sound, make another choice, and below which the file of `experiment=` sets something."""
     chosen_by_user = {group: names for text in given if (group := _group(text, loader)) not in ("", *_REDUCED) for names in [_names(text)]}
     if experiment is None or not _may_matter(loader, f"{_FILES}{experiment}", chosen_by_user):
         return []
@@ -91,13 +85,7 @@ def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | No
 
 
 def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str], project: Project) -> list[Problem]:
-    """Leave out of the config what the other choices do not take.
-
-    Args:
-        cfg: The config, changed in place.
-        changed: What `changes` gave.
-        given: The overrides; what they set stays.
-        project: The user's own.
+    """Leave out of the config, in place, what the other choices that `changes` found do not take; what overrides set stays.
 
     Returns:
         What was left out and what stays, one for each group and file.
@@ -188,12 +176,7 @@ def _may_import(cfg: DictConfig) -> bool:
 
 
 class _Choices:
-    """What overrides choose, and what the files of these choices set.
-
-    Args:
-        loader: Reads the files.
-        given: The overrides.
-    """
+    """What overrides choose, and what the files of these choices set."""
 
     def __init__(self, loader: ConfigLoaderImpl, given: Sequence[str]) -> None:
         defaults: list[ResultDefault] = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults

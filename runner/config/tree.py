@@ -25,13 +25,7 @@ def plain(node: Any) -> Any:
 
 
 def flat(node: Any, under: str = "", *, lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Each value's path and value; an empty mapping or list is a value.
-
-    Args:
-        node: A plain config.
-        under: The path of the node itself.
-        lists: Whether a list of plain values is several values, not one.
-    """
+    """Each path and value of a plain config; an empty mapping or list is a value, and with `lists=False` so is a list of plain values."""
     items: Any = list(node.items()) if isinstance(node, Mapping) else list(enumerate(cast(list[Any], node))) if isinstance(node, list) else ()
     if under and (not items or (not lists and isinstance(node, list) and not any(isinstance(item, Mapping | list) for item in cast(list[Any], node)))):
         yield under, node

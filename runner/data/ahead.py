@@ -16,13 +16,7 @@ Item = TypeVar("Item")
 
 @final
 class Ahead:
-    """Sends batches to the device.
-
-    Args:
-        device: A CUDA device.
-        move: Takes a batch there, on the current stream, without waiting.
-        pin: Copy what is not in page-locked memory there first: from other memory a copy waits.
-    """
+    """Sends batches to a CUDA device by `move`, which does not wait; with `pin` from page-locked memory, since from other memory a copy waits."""
 
     def __init__(self, device: torch.device, move: Callable[[Batch], Batch], *, pin: bool) -> None:
         self._device, self._move, self._pin = device, move, pin

@@ -32,9 +32,7 @@ class Drawn:
     def __call__(self, make: Make, first: Make) -> Any:
         """What `make` gives with every generator seeded.
 
-        Args:
-            make: Makes the batch.
-            first: Makes a part of it, to be looked at before anything is made: does it depend on a generator that it leaves as it was?
+        `first` makes a part of it, to be looked at before anything is made: does it depend on a generator that it leaves as it was?
         """
         if self._seeded is None:
             self._seeded = _dependent(first)

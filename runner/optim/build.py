@@ -29,14 +29,9 @@ Instantiate = Callable[[Any, str], Any]
 def build_optimizers(
     optimizer: Mapping[str, Any], rules: Mapping[str, Any] | None, model: nn.Module, phases: Sequence[Phase], *, instantiate: Instantiate
 ) -> dict[str, Optimizer]:
-    """One optimizer for each phase, in the phases' order.
+    """One optimizer for each phase, in the phases' order, from the config's `optimizer`, one for all or one for each phase, and its `param_groups`.
 
-    Args:
-        optimizer: The config's node: a component, the same for every phase, or a mapping of phase names to components.
-        rules: The config's `param_groups`.
-        model: On its device already; parameters that the rules freeze are frozen.
-        phases: The recipe's.
-        instantiate: Makes a component, here always with `_partial_`.
+    The model is on its device already, and what the rules freeze is frozen. `instantiate` makes a component, here always with `_partial_`.
 
     Raises:
         ConfigError: names, options or values are wrong, or the optimizer cannot train this model.

@@ -19,16 +19,8 @@ def freeze(model: nn.Module, frozen: Sequence[Named], *, path: str, statistics: 
     """Freeze parameters, and hold the statistics of the layers that are frozen by it as a whole: they compute with what they have, and keep it.
 
     A layer is frozen as a whole where all of its own parameters are. One without any (`affine=False`) is where its statistics are among `frozen`, or
-    where all parameters of the module around it are frozen.
-
-    Args:
-        model: Changed in place.
-        frozen: What a pattern means of the model's parameters and of `bare_statistics`.
-        path: Of `statistics` in the config.
-        statistics: "freeze", as above, or "train": they go on following the batches.
-
-    Raises:
-        ConfigError: `statistics` is another word.
+    where all parameters of the module around it are frozen. `frozen` is what a pattern means of the model's parameters and of `bare_statistics`.
+    With `statistics="train"`, whose path in the config is `path`, statistics go on following the batches; a ConfigError for another word than these two.
     """
     if statistics not in ("freeze", "train"):
         raise ConfigError(Problem(path, "no such choice", statistics, "freeze or train"))

@@ -21,12 +21,9 @@ from samewise.runner.optim.matching import Named
 @final
 @dataclass(frozen=True)
 class Waiting:
-    """What is not trained before a step.
+    """What is not trained before a step, `until`, counted from 0, that is the first to train the next of it.
 
-    Args:
-        until: The step, counted from 0, that is the first to train the next of it.
-        parameters: All that wait till then or longer.
-        layers: Those with statistics that wait as a whole.
+    All parameters that wait till then or longer, and the layers with statistics that wait as a whole.
     """
 
     until: int

@@ -165,13 +165,7 @@ def first_failure(store: Any, *, wait_s: float = 0.0) -> str:
 
 
 def wait_for(store: Any, keys: list[str], timeout_s: float, *, until_failed: bool = False) -> list[str]:
-    """Wait until all keys are there. Returns those that are not.
-
-    Args:
-        store: Where.
-        keys: Which.
-        timeout_s: Seconds to wait.
-        until_failed: Wait for the message of a rank that failed instead.
+    """Wait so many seconds until all keys are there, or with `until_failed` the word of a rank that failed. Returns those that are not.
 
     Raises:
         PeerFailed: a rank has failed.

@@ -56,12 +56,9 @@ class Checkpoints:
         return self._folder / f".step-{step:08d}.shards.tmp"
 
     def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Write a checkpoint; in the background the state is copied first, so training may go on at once.
+        """Write a checkpoint with the metrics of an evaluation at its step; in the background the state is copied first, so training may go on at once.
 
-        Args:
-            step: Where it was taken.
-            state: Named tensors and plain values; with `shards`, the SHA-256 of each file in `shards_folder`, it lacks the tensors that are there.
-            metrics: Of an evaluation at that step.
+        The state is named tensors and plain values; with `shards`, the SHA-256 of each file in `shards_folder`, it lacks the tensors that are there.
 
         Raises:
             TrainingError: this one, or the one before it, could not be written.

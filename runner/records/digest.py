@@ -105,11 +105,7 @@ def _memory(tensor: Tensor) -> Any:
 def tensor_digests(state: Mapping[str, Tensor], *, shards: int = 1, sharded: Collection[str] = (), algorithm: str = XXH3) -> list[int]:
     """The digest of each tensor of a state_dict, in its order, as a trace has them: combined, they are its `weights`.
 
-    Args:
-        state: Names to tensors.
-        shards: Into how many parts of the first dimension (as torch.chunk cuts) those of `sharded` were cut, each digested by itself.
-        sharded: Names.
-        algorithm: One of `ALGORITHMS`.
+    Those of `sharded` were cut into `shards` parts of the first dimension (as torch.chunk cuts), each digested by itself.
     """
     return [
         combine(begin(_shards(one, shards), algorithm)()) if shards > 1 and name in sharded else begin([one], algorithm)()[0] for name, one in state.items()

@@ -20,11 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 class Later:
-    """A tensor of a device on its way to the host, copied without waiting.
-
-    Args:
-        values: They are read as they are now, whatever becomes of the tensor.
-    """
+    """A tensor of a device on its way to the host, copied without waiting: its values as they are now, whatever becomes of it."""
 
     def __init__(self, values: Tensor) -> None:
         self._host = values.detach().to("cpu", non_blocking=True, copy=True)  # into page-locked memory

@@ -19,11 +19,7 @@ _SILENT = re.compile(
 
 
 def record(used: Iterable[str]) -> dict[str, str]:
-    """A digest for each file of samewise that a run computes with.
-
-    Args:
-        used: Classes, functions and modules that its config, or the user's own code, names; those that are not samewise's do not count.
-    """
+    """A digest for each file of samewise that a run computes with, of the classes, functions and modules that its config, or the user's own code, names."""
     own = [name for name in used if name.startswith("samewise.")]
     files = sources.reach([*ROOTS, *own], ["samewise"], follows=lambda name: name.partition(".")[0] == "samewise" and not _SILENT.match(name)).files
     return {label: _digest(digests) for label, digests in files.items()}

@@ -46,13 +46,9 @@ def split(state: Any, under: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def load_shards(state: Any, folder: Path, listed: Collection[str], empty: Callable[[list[int], torch.dtype], Tensor]) -> Any:
-    """A state with its sharded tensors.
+    """What `split` left of a state, with the sharded tensors that `save` put into a folder, of which no file is read that is not listed.
 
-    Args:
-        state: What `split` left.
-        folder: Where `save` put the tensors.
-        listed: The files there that the checkpoint names; no other is read.
-        empty: Makes a tensor, or this process's shard of one, to be filled.
+    `empty` makes a tensor, or this process's shard of one, to be filled.
     """
     tensors = dict[str, Tensor]()
     whole = _with_empty(state, empty, tensors)

@@ -127,11 +127,7 @@ class SweepFolder:
         write_atomically(self.made_by, text)
 
     def discard(self, *, root: bool = False) -> None:
-        """Leave nothing of a sweep of which nothing has been started.
-
-        Args:
-            root: Nor of the folder of all runs, which was made for it.
-        """
+        """Leave nothing of a sweep of which nothing has been started; with `root` nor of the folder of all runs, which was made for it."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # others are there
             self.path.parent.rmdir()

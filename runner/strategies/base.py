@@ -128,14 +128,9 @@ class Strategy(abc.ABC):
         """
 
     def carry(self, micro_batches: Sequence[MicroBatch], forward: Forward) -> list[Tally]:
-        """Run forward and backward of a step's micro-batches, one after the other. One that cuts the model, not the batch, has an order of its own.
+        """Run forward and backward of this process's micro-batches of a step, one after the other; their tallies.
 
-        Args:
-            micro_batches: This process's.
-            forward: Runs one of them up to its loss; the same again where it is called again.
-
-        Returns:
-            Their tallies.
+        `forward` runs one of them up to its loss; the same again where it is called again. One that cuts the model, not the batch, has an order of its own.
         """
         tallies: list[Tally] = []
         for micro in micro_batches:

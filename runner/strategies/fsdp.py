@@ -37,12 +37,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Shards(Layout):
     """Each process holds its share of every parameter, gradient and optimizer state.
 
-    Args:
-        peers: The run's processes.
-        mesh: Of them.
-        device: Where this one computes.
-        template: The model as it was before it was cut, without values.
-        cut: Cuts a model as the run's is cut.
+    `template` is the model as it was before it was cut, without values; `cut` cuts a model as the run's is cut.
     """
 
     def __init__(self, peers: Processes, *, mesh: DeviceMesh, device: torch.device, template: nn.Module, cut: Callable[[nn.Module], None]) -> None:

@@ -16,13 +16,9 @@ from samewise.runner.training.state import state_of
 
 
 def tell_apart(folder: RunFolder, step: int, there: Run, here: Run | None) -> tuple[list[str], Noted | None]:
-    """What makes a step differ, in words, and the first thing that does, where one is known.
+    """What makes a step of a recorded run differ, the first of its trace that does, in words, and the first thing that does, where one is known.
 
-    Args:
-        folder: The recorded run's.
-        step: The first of its trace that differs.
-        there: Built from its config as it was, new.
-        here: Built from a config that was changed, new; None where nothing was.
+    `there` is built from its config as it was, `here` from one that was changed, None where nothing was; both are new.
     """
     head, lines = trace.read_trace_of(folder)
     for run in (there, here):

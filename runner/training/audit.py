@@ -27,13 +27,7 @@ from samewise.runner.training.state import restore, state_of, summarise
 
 @dataclass(frozen=True)
 class Segment:
-    """The steps from one point from which training can go on to the next.
-
-    Args:
-        start: Steps done at its beginning: 0, or a checkpoint's.
-        end: Steps done at its end.
-        kept: The checkpoint there; None where the trace ends without one.
-    """
+    """The steps from one point from which training can go on, after `start` of them, to the next; and the checkpoint there, None where the trace ends."""
 
     start: int
     end: int
@@ -51,12 +45,9 @@ class Replayed:
 
 
 def segments(folder: RunFolder, last: int, *, resumed: bool) -> list[Segment]:
-    """The parts of a run that can be taken again, in their order.
+    """The parts of a run that can be taken again, in their order, up to the last step that is recorded. A checkpoint that cannot be read begins and ends none.
 
-    Args:
-        folder: The run's. A checkpoint that cannot be read begins and ends none.
-        last: The last step that is recorded.
-        resumed: Whether it began with another run's checkpoint (`resume_from`), so that its first steps have no start.
+    `resumed`: whether it began with another run's checkpoint (`resume_from`), so that its first steps have no start.
     """
     points = [(0, None), *((kept.step, kept.path) for kept in checkpoint.list_checkpoints(folder.checkpoints) if kept.step and _is_sound(kept.path))]
     found = [Segment(start, end, path) for (start, _), (end, path) in itertools.pairwise(points)]
@@ -82,13 +73,9 @@ def choose(of: Sequence[Segment], count: int | None, seed: int, suspected: Seque
 
 @dataclass
 class Audit:
-    """An audit under way.
+    """An audit of a recorded run: one built new from its config, whose callbacks are called. The comparison is one of them, and goes on where steps differ.
 
-    Args:
-        run: Built from the recorded config, new; its callbacks are called.
-        folder: The recorded run's.
-        comparison: One of the run's callbacks, which goes on where steps differ.
-        logged: Step, name and value of all that the recorded run logged.
+    `logged` has step, name and value of all that the recorded run logged.
     """
 
     run: Run

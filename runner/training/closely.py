@@ -73,11 +73,7 @@ class _Watched:
 
 
 def look(run: Run, state: Mapping[str, Any]) -> tuple[list[Noted], dict[str, Any]]:
-    """Take the step after `state` and note all that it computes.
-
-    Returns:
-        What was seen, in order, and the step's line of the trace.
-    """
+    """Take the step after `state`: all that it computes, in order, and its line of the trace."""
     restore(run, copy_to_cpu(state))  # an optimizer goes on in the very tensors that it is given
     seen = list[Noted]()
 

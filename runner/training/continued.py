@@ -13,11 +13,7 @@ from samewise.runner.records.files import read_json
 
 
 def cautions(config: Any, schedule: Schedule) -> list[Problem]:
-    """What a person should know before such a run trains; nothing of one that begins by itself.
-
-    Args:
-        config: The resolved config, typed by `schema.Experiment`.
-        schedule: Attached to the optimizers, with the span of the whole training.
+    """What a person should know before such a run trains; nothing of one that begins by itself. The schedule has the span of the whole training.
 
     Raises:
         ConfigError: nothing is left to train.

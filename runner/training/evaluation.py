@@ -53,10 +53,7 @@ def tell_doubts(run: Run, *scores: Scores) -> None:
 def draw(scores: Scores, folder: Path, *, inside: Path | None = None) -> None:
     """Write what a person would look at. A picture that cannot be drawn is no reason to lose a run: a warning says why.
 
-    Args:
-        scores: They draw.
-        folder: Made where it is missing; no link in it is written through.
-        inside: The run's folder where it lies in it: no link leads out of that.
+    The folder is made where it is missing. No link in it is written through, and none leads out of `inside`, the run's folder where it lies in one.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -50,15 +50,9 @@ def processes(composed: Composed) -> int:
 
 
 def launch(composed: Composed, nproc: int, *, as_json: bool, debug: bool, module: str = __name__, work: Mapping[str, Any] | None = None) -> None:
-    """Start the ranks and wait for them.
+    """Start so many ranks and wait for them; `as_json` says how rank 0 prints the summary, `debug` shows the traceback of the rank that failed.
 
-    Args:
-        composed: What they train.
-        nproc: How many.
-        as_json: How rank 0 prints the summary.
-        debug: Show the traceback of the rank that failed.
-        module: What a rank runs: this one trains, another calls `main` with what it does instead.
-        work: What that is given.
+    Each runs `module`: this one trains, another calls `main` with what it does instead, which is given `work`.
 
     Raises:
         ConfigError: they are far more than this machine's cores.
@@ -131,14 +125,9 @@ def rank(
     check: Callable[[], None],
     work: Callable[[Composed], None] | None = None,
 ) -> None:
-    """Train as one of several ranks.
+    """Train as one of several ranks, or do `work` instead.
 
-    Args:
-        composed: The config, as this rank has it; rank 0's is used.
-        as_json: How rank 0 prints the summary.
-        look: The summary of a run that is done, or None; only rank 0 asks.
-        check: Raises what is wrong with the config; only rank 0 calls it.
-        work: What to do instead of training.
+    Rank 0's config is used, and it alone calls `look`, for the summary of a run that is done, and `check`, which raises what is wrong with the config.
     """
     from samewise.runner.processes.meeting import announce, linger
     from samewise.runner.records.summary import print_summary

@@ -27,11 +27,9 @@ _FEW = 2
 
 
 def parts_of(run: Run, *, samples: int | None = None) -> dict[str, int]:
-    """Bytes by part of `PARTS`, in this process. A part that cannot be known is left out.
+    """Bytes by part of `PARTS`, in this process, between two steps, or where one has failed. A part that cannot be known is left out.
 
-    Args:
-        run: Between two steps, or where one has failed.
-        samples: Of how many samples to measure activations and batch, the rest in proportion; None: of a micro-batch; 0: of none, so they stay unknown.
+    Activations and batch are measured of so many samples, the rest in proportion; None: of a micro-batch; 0: of none, so they stay unknown.
     """
     trained = [one for one in run.parameters if one.requires_grad]
     found = {

@@ -87,10 +87,7 @@ class Predictor:
             raise ConfigError(*problems)
 
     def batch_of(self, samples: Sequence[Any]) -> Batch:
-        """Samples as the model takes them: transformed as in evaluation, one batch, on the device.
-
-        Args:
-            samples: Files, which the recipe reads, or samples as the data set gives them.
+        """Files, which the recipe reads, or samples as the data set gives them, as the model takes them: transformed as in evaluation, a batch on the device.
 
         Raises:
             DataError: a file cannot be read.
@@ -151,14 +148,9 @@ def _saved(prediction: Prediction, file: Path, output: Path | None, name: str) -
 def build_predictor(
     composed: Composed, project: Project, state: Mapping[str, Any], *, labels: Mapping[str, Any] | None = None, weights: str | None = None
 ) -> Predictor:
-    """Make the parts that apply a trained model to files, none that needs the data set.
+    """Make the parts that apply a trained model to files, none that needs the data set, from a config and the state of a checkpoint, which has the weights.
 
-    Args:
-        composed: The run's config. Weights are not read from the file that it may name: the checkpoint has them.
-        project: The user's own packages.
-        state: A checkpoint's.
-        labels: `classes` and `category_ids`, as the run's data set has them.
-        weights: Those that a callback keeps under this name, as `ema`; None: the trained ones.
+    `labels` has `classes` and `category_ids`, as the run's data set has them. `weights` are those that a callback keeps under this name, as `ema`.
 
     Raises:
         ConfigError: a part cannot be made, or no callback keeps such weights.

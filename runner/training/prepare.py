@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -> Run | Mapping[str, Any] | None:
     """What `train` does before it trains.
 
-    Args:
-        composed: The experiment, with its problems where there are any.
-        as_json: How a rank prints the summary.
-        debug: Show the traceback of a rank that failed.
-
     Returns:
         The run, for `fit`; the summary of one that is done; None where ranks have trained it, and printed its summary.
 

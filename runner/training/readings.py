@@ -18,12 +18,7 @@ from samewise.runner.training.run import Run
 class _Unread(NamedTuple):
     """What a phase came to, of which nobody has read anything yet.
 
-    Args:
-        phase: It.
-        tally: What its losses came to.
-        norm: Its gradients' 2-norm, float[].
-        gradients: What `largest` made of those of all of the model's parameters, in order; None: they are still there.
-        explain: Each raises what the recipe knows of a loss that is not finite.
+    `gradients` is what `largest` made of those of all of the model's parameters; None: they are still there. `explain` raises what the recipe knows of a loss.
     """
 
     phase: TrainingPhase

@@ -17,10 +17,7 @@ from samewise.runner.training.state import restore
 def replay(run: Run, state: Mapping[str, Any], until: int) -> None:
     """Stand where `state` was taken, and train up to the step `until`, with the evaluation that belongs there.
 
-    Args:
-        run: In one process; its trace is written beside the folder's other files, which must be there, and its callbacks are called.
-        state: A checkpoint's, or `state_of` a new run.
-        until: Optimizer steps done at the end.
+    The run is in one process; its trace is written beside the folder's other files, which must be there, and its callbacks are called.
     """
     restore(run, state)
     run.recorder.trace.open(run.step, state.get("trace", 0))

@@ -14,11 +14,7 @@ from samewise.runner.training.state import restore
 def at_checkpoint(composed: Composed, project: Project, folder: RunFolder, which: str) -> tuple[Run, int]:
     """A run that stands where one of its checkpoints was taken, in one process, and the checkpoint's step; a warning says what of its code has changed.
 
-    Args:
-        composed: The run's config; it is made to read no initial weights, whose file may be elsewhere, or not to be had.
-        project: The user's own packages.
-        folder: The run's.
-        which: best, last, a step, or a monitored metric.
+    The config is made to read no initial weights, whose file may be elsewhere. The checkpoint is best, last, a step, or a monitored metric.
 
     Raises:
         ConfigError: a part cannot be made.

@@ -24,13 +24,7 @@ SCHEDULED: Final = ("lr", "momentum", "betas", "weight_decay")
 @final
 @dataclass(frozen=True)
 class Group:
-    """One parameter group, as a schedule sees it.
-
-    Args:
-        optimizer: The name of its optimizer (of its phase).
-        index: Its place among the optimizer's groups.
-        base: Its options of `SCHEDULED` before any schedule touched them.
-    """
+    """One parameter group, as a schedule sees it: the optimizer's name (its phase's), the place among its groups, and its options of `SCHEDULED` at first."""
 
     optimizer: str
     index: int
@@ -128,12 +122,7 @@ class Schedule(abc.ABC):
         return {}
 
     def cautions(self, path: str = "scheduler", steps: int | None = None) -> list[Problem]:
-        """What it is set to do and will not, because training ends before.
-
-        Args:
-            path: Its place in the config.
-            steps: How many steps of training it has; None: its whole span.
-        """
+        """What it is set to do at `path` of the config and will not, because training ends before; it has so many steps of training (None: its whole span)."""
         left = self.span.total_steps if steps is None else steps
         length = Span(self.span.steps_per_epoch, left).length(self.unit)
         words = f"training has {length} {self.unit}{'s' * (length != 1)} for it, and ends before it is complete"
