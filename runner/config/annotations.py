@@ -1,4 +1,4 @@
-"""Which arguments a signature has, and whether a config's value can be what an annotation asks for.
+"""Which arguments a signature has, and whether a config's value can be what an annotation asks for; types in words.
 
 In doubt it can: only what is surely wrong is refused.
 
@@ -18,6 +18,8 @@ import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, cast
+
+from omegaconf import DictConfig, OmegaConf
 
 _SEQUENCES = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
@@ -140,3 +142,28 @@ def passed_on(made: Callable[..., Any]) -> list[str] | None:
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return [parameter.name for parameter in parameters]
+
+
+def is_typed(cfg: DictConfig, path: str) -> bool:
+    """Whether what is at a path has keys of the schema, and no others."""
+    kind = OmegaConf.get_type(OmegaConf.select(cfg, path))
+    return kind is not None and hasattr(kind, "__dataclass_fields__")
+
+
+def expected_type(cfg: DictConfig, path: str) -> str:
+    """The type of a typed key, in words."""
+    parent, _, name = path.rpartition(".")
+    owner = OmegaConf.select(cfg, parent) if parent else cfg
+    if not isinstance(owner, DictConfig):
+        return ""
+    node = owner._get_node(name)  # pyright: ignore[reportPrivateUsage]
+    if node is None or isinstance(node, list):
+        return ""
+    kind = node._metadata.ref_type  # pyright: ignore[reportPrivateUsage]
+    if hasattr(kind, "__dataclass_fields__"):
+        words = f"a mapping of {', '.join(kind.__dataclass_fields__)}"
+    elif inner := typing.get_args(kind)[-1:]:  # of dict[str, X], the only kind of several values in the schema
+        words = f"a mapping of names to values, each {describe_type(inner[0]) or 'of any kind'}"
+    else:
+        words = describe_type(kind) or "Any"
+    return words + (" or null" if node._metadata.optional else "")  # pyright: ignore[reportPrivateUsage]

@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from samewise.runner.config import schema
+from samewise.runner.config.annotations import expected_type, is_typed
 from samewise.runner.config.override_text import one_of_several
-from samewise.runner.config.types_in_words import expected_type, is_typed
 from samewise.runner.config.yaml_files import lines_of
 from samewise.runner.errors import Problem, close, first_line, nearest
 

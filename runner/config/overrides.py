@@ -15,10 +15,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from samewise.runner.config import schema
+from samewise.runner.config.annotations import expected_type, is_typed
 from samewise.runner.config.file_faults import NO_SUCH_CHOICE, problem_in_file
 from samewise.runner.config.override_text import one_of_several, read_overrides
 from samewise.runner.config.tree import leaves, paths
-from samewise.runner.config.types_in_words import expected_type, is_typed
 from samewise.runner.errors import Problem, close, first_line, same_words
 
 Load = Callable[[Sequence[str]], DictConfig]

@@ -152,7 +152,7 @@ class Loader:
         keys: Makes an iterator over the keys wanted.
         num_workers: Processes that make batches; 0: this one.
         prefetch_factor: Batches each worker makes ahead.
-        pin_memory: Page-locked memory, for CUDA; workers' batches only: others are pinned as they are sent (`data/ahead.py`).
+        pin_memory: Page-locked memory, for CUDA; workers' batches only: others are pinned as they are sent (`data/device.py`).
         persistent: Keep the workers from one iteration to the next.
     """
 

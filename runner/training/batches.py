@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from samewise.runner.data.ahead import Ahead, one_ahead
+from samewise.runner.data.device import Ahead, one_ahead
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
 from samewise.runner.interfaces import Batch
 from samewise.runner.training.run import Run

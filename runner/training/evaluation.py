@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from samewise.runner.data import streams
-from samewise.runner.data.ahead import Ahead, one_ahead
+from samewise.runner.data.device import Ahead, one_ahead
 from samewise.runner.data.loading import Loader, evaluation_keys
 from samewise.runner.errors import ConfigError, Problem, first_line, nearest, raised_at
 from samewise.runner.interfaces import Batch, Scores

@@ -17,8 +17,7 @@ from torch import Tensor
 from samewise.recipes.classification import Classification
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import find
-from samewise.runner.data.ahead import Ahead, one_ahead
-from samewise.runner.data.device import mover
+from samewise.runner.data.device import Ahead, mover, one_ahead
 from samewise.runner.errors import Interrupted
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.training.batches import training_batches
