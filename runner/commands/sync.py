@@ -48,6 +48,7 @@ class SyncResult:
     files: int = 0
     mlflow_run_id: str | None = None
     error: str | None = None
+    status: str = ""
     model: str | None = None
     registered: dict[str, str] | None = None
 
@@ -56,7 +57,8 @@ class SyncResult:
             place = f"the MLflow run {self.mlflow_run_id}" if self.backend == "mlflow" else TITLES[self.backend]
             model = f"; its model is models:/{self.model}" if self.model else ""
             registered = "".join(f", registered as models:/{name}/{version}" for name, version in (self.registered or {}).items())
-            return f"{self.run}: sent {number_of(self.metrics, 'metric')} and {number_of(self.files, 'file')} to {place}{model}{registered}"
+            ended = f"; its status was changed from {self.status}" if self.status else ""
+            return f"{self.run}: sent {number_of(self.metrics, 'metric')} and {number_of(self.files, 'file')} to {place}{ended}{model}{registered}"
         if self.state == "in_progress":
             return f"{self.run}: in progress; its own sender sends it{self.error or ''}"
         if self.state == "ending":
@@ -159,7 +161,7 @@ def _synchronise(folder: RunFolder, backend: str, settings: Mapping[str, Any], n
     model, registered = known.get("model"), known.get("registered")
     if settings["log_model"] and not model:
         print(f"{name}: has not finished, so no model of it is logged", file=sys.stderr)
-    return SyncResult(name, "sent", backend, sent.metrics, sent.files, known.get("run_id"), model=model, registered=registered or None)
+    return SyncResult(name, "sent", backend, sent.metrics, sent.files, known.get("run_id"), status=sent.status, model=model, registered=registered or None)
 
 
 def address(folder: RunFolder, settings: Mapping[str, Any], uri: str | None) -> str:

@@ -15,11 +15,12 @@ TITLES = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "Weights & 
 
 @dataclass
 class Sent:
-    """What a backend was sent so far. `moved` is when it last got anything (`time.monotonic`)."""
+    """What a backend was sent so far. `status`: the change of the run's, in words. `moved` is when it last got anything (`time.monotonic`)."""
 
     metrics: int = 0
     refused: int = 0
     files: int = 0
+    status: str = ""
     moved: float = 0.0
 
 

@@ -71,9 +71,10 @@ def load(folder: RunFolder) -> TrackingState:
 
 
 def is_behind(folder: RunFolder) -> bool:
-    """Whether the journal holds what has not been sent."""
-    sent = read_mapping(folder.tracking, shapes.TRACKING).get("sent") or {}
-    return folder.metrics.exists() and sent.get(folder.metrics.name, 0) < folder.metrics.stat().st_size
+    """Whether the journal holds what has not been sent, how the run ended included."""
+    known = read_mapping(folder.tracking, shapes.TRACKING)
+    unsent = folder.metrics.exists() and (known.get("sent") or {}).get(folder.metrics.name, 0) < folder.metrics.stat().st_size
+    return unsent or (known.get("ended") in ("FINISHED", "FAILED", "KILLED") and known.get("status") != known["ended"])
 
 
 def _made(value: dict[str, Any]) -> TrackingState:

@@ -32,6 +32,8 @@ SIGNATURE = "config.signature"
 _FILES_EVERY_S = 5.0
 _STILL_BEING_WRITTEN_S = 2.0
 _INTENT = "samewise.intent"
+_LATE_S = 1.0
+"""How long a request that nobody waits for any more is given to arrive."""
 
 
 class Sending:
@@ -43,6 +45,8 @@ class Sending:
         self.client = client
         self.sent = Sent()
         self._seen = False
+        self._may_be_late = False
+        """Whether the server may still carry out a request that sets RUNNING: of a sender that was killed, or one that nothing answered."""
         self._files_at = 0.0
         self._left_out = set[Path]()
         self._best: list[best.Best] | None = None
@@ -60,7 +64,9 @@ class Sending:
         """
         self._ensure_run()
         if alive and self.progress.status != "RUNNING":
+            self._may_be_late = True  # until there is an answer: without one, the server may carry it out at any time
             self.client.update_run(self._run_id, status="RUNNING")
+            self._may_be_late = False
             self._moved(status="RUNNING")
         self._describe()
         self._send_journal(self.folder.metrics)
@@ -91,7 +97,8 @@ class Sending:
     def _ensure_run(self) -> None:
         if self.progress.run_id is not None:
             if not self._seen:  # a request that was on its way for long may have set another status since
-                self.progress.status = self._require_run().info.status
+                self._moved(status=self._require_run().info.status)
+                self._may_be_late = self.progress.status == "RUNNING"
             return
         experiment = experiment_id(self.client, self.settings["experiment"], self.settings)
         run = None
@@ -105,7 +112,7 @@ class Sending:
             name = self.settings.get("run_name") or describing.run_name(self.folder)
             run = self.client.create_run(experiment, start_time=started, tags={_INTENT: self.progress.intent}, run_name=name)
         self._seen = True
-        self._moved(run_id=run.info.run_id)
+        self._moved(run_id=run.info.run_id, status=run.info.status)  # RUNNING, without a request for it that could come late
 
     def _require_run(self) -> Run:
         """The MLflow run. Raises `RunGone` when it was deleted."""
@@ -127,9 +134,17 @@ class Sending:
 
     def _terminate(self) -> None:
         status = self.progress.ended if self.progress.ended in ("FINISHED", "FAILED") else "KILLED"
+        if self.progress.status == status:
+            return
+        before = self.progress.status
+        self.client.set_terminated(self._run_id, status, self.progress.last_ms or None)
+        if self._may_be_late:  # another sender's "RUNNING", or one of this one's without an answer, would take its place
+            time.sleep(_LATE_S)
+        self.progress.status = self._require_run().info.status
         if self.progress.status != status:
-            self.client.set_terminated(self._run_id, status, self.progress.last_ms or None)
-            self._moved(status=status)
+            raise RuntimeError(f"the run is shown as {self.progress.status}, though it was set to {status}: a late request has changed it")
+        self._moved(status=status)
+        self.sent.status = f"{before} to {status}"
 
     def _send_model(self) -> None:
         """Log the best checkpoint as a model, once, when all else has been sent; and register it."""

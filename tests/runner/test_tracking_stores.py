@@ -18,6 +18,7 @@ from samewise_runner_tracking_store import Store, expected, finish, start
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import sender
+from samewise.runner.tracking.progress import is_behind
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,50 @@ def test_a_status_that_arrives_late_is_put_right(written: RunFolder, store: Stor
     first.client.update_run(first.progress.run_id, status="RUNNING")  # of a sender that was killed while a slow server had its request
     sending(written, store).synchronise(alive=False)
     assert store.rows("select status from runs where run_uuid = ?", first.progress.run_id) == [("FINISHED",)]
+
+
+def test_a_status_that_arrives_after_the_end_is_put_right_by_the_sender_that_ends_the_run(written: RunFolder, store: Store) -> None:
+    killed = sending(written, store)
+    killed.synchronise(alive=True)  # and its "RUNNING" of the next pass is still on its way when the run has ended
+    after = sending(written, store)
+    ends = after.client.set_terminated
+
+    def end(*given: Any) -> None:
+        ends(*given)
+        late.start()
+
+    late = threading.Timer(0.1, killed.client.update_run, (killed.progress.run_id,), {"status": "RUNNING"})
+    after.client.set_terminated = end
+    with pytest.raises(RuntimeError, match="is shown as RUNNING, though it was set to FINISHED"):
+        after.synchronise(alive=False)
+    after.client.set_terminated = ends
+    assert after.synchronise(alive=False).status == "RUNNING to FINISHED"
+    assert store.rows("select status from runs where run_uuid = ?", killed.progress.run_id) == [("FINISHED",)]
+
+
+def test_a_new_run_is_running_without_a_request_that_could_arrive_late(written: RunFolder, store: Store) -> None:
+    one = sending(written, store)
+    one.client.update_run = None  # nothing calls it
+    one.synchronise(alive=True)
+    assert store.rows("select status from runs where run_uuid = ?", one.progress.run_id) == [("RUNNING",)]
+
+
+def test_a_run_whose_end_alone_was_lost_is_behind_until_it_is_sent(written: RunFolder, store: Store) -> None:
+    one = sending(written, store)
+    ends = one.client.set_terminated
+
+    def lose(*given: Any) -> None:
+        raise ConnectionError("the answer was lost")
+
+    one.client.set_terminated = lose
+    with pytest.raises(ConnectionError):
+        one.synchronise(alive=False)
+    known = json.loads(written.tracking.read_text())
+    assert known["sent"]["metrics.jsonl"] == written.metrics.stat().st_size
+    assert is_behind(written)
+    one.client.set_terminated = ends
+    one.synchronise(alive=False)
+    assert not is_behind(written)
 
 
 def test_tags_that_a_run_earns_at_its_end_are_sent(written: RunFolder, store: Store) -> None:
