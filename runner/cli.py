@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
 from samewise.runner.commands import commands
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, close, describe, ends_are_told, nearest, traced
+from samewise.runner.errors import INTERRUPTED, ConfigError, PeerFailed, Problem, SamewiseError, close, describe, ends_are_told, nearest, traced
 from samewise.runner.secrets import plain_output
 
 _INSTEAD = {
@@ -26,7 +27,26 @@ _INSTEAD = {
 def entry() -> None:
     """The console script."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no process that this one starts takes a module from the folder that it happens to be in
+    if sys.argv[1:2] in (["train"], ["sweep"]) and "RANK" not in os.environ:
+        _say_if_stopped()
     sys.exit(main(sys.argv[1:]))
+
+
+def _say_if_stopped() -> None:
+    """Before and after training, too, SIGTERM and SIGUSR1 end the command with a message and its exit code, at once: imports alone take seconds."""
+    process, leave = os.getpid(), os._exit
+
+    def stop(number: int, frame: object) -> None:
+        if os.getpid() != process:  # a child, by fork
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        os.write(2, f"interrupted: stopped by {signal.Signals(number).name}; run the same command again\n".encode())
+        leave(INTERRUPTED)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, stop)
 
 
 @plain_output()
@@ -35,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     """Run one command.
 
     Returns:
-        0 done, 1 training failed, 2 the input was wrong, 3 interrupted but resumable.
+        As `--help` says.
     """
     debug = "--debug" in argv
     try:
@@ -151,6 +171,13 @@ def _help() -> str:
             "  samewise list experiment",
             "  samewise show experiment=resnet18_digits",
             "  samewise train experiment=resnet18_digits optimizer.lr=0.05",
+            "",
+            "exit codes:",
+            "  0  done",
+            "  1  training failed; or, for verify, diff and reproduce: the bits differ or cannot be compared",
+            "  2  the input was wrong: a config, an option, a file that is damaged or was altered",
+            "  3  interrupted; the same command resumes it",
+            "  4  reproduce: the bundle is intact, but nothing was run without --trust",
             "",
             "`samewise COMMAND --help` explains a command.",
         ]

@@ -81,6 +81,12 @@ class ConfigError(SamewiseError):
     exit_code = 2
 
 
+class NotTrusted(ConfigError):
+    """What was received is intact, but its user has not said to trust it, so nothing of it was run."""
+
+    exit_code = 4
+
+
 class DataError(ConfigError):
     """A data set is missing, incomplete or malformed."""
 

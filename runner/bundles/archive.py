@@ -35,6 +35,8 @@ FORMAT = 1
 _SHAPE = {"format": int, "parts": {str: {"bytes": int, "sha256": shapes.SHA256}}}
 _SAFE = re.compile(r"(?!/)(?:(?!\.{1,2}(?:/|$))[^/\\\x00-\x1f\x7f]{1,255}(?:/(?=.)|$))+")
 _CHUNK = 1 << 20
+_NAMED = 8
+"""How many missing parts are named."""
 _RECORD = tarfile.RECORDSIZE
 _TAR_FAULTS = (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError, KeyError, IndexError)
 
@@ -164,6 +166,7 @@ class _Reading:
             raise ConfigError(Problem(str(file), words, hint="free some space, or choose another folder with --out or the environment variable TMPDIR"))
         self._found = dict[str, Mapping[str, Any]]()
         self._problems = list[Problem]()
+        self._cut: Problem | None = None
         members = self._members()
         manifest = self._small(members, MANIFEST)
         identity = hashlib.sha256(manifest).hexdigest()
@@ -177,17 +180,35 @@ class _Reading:
         for name, read in self._members_left:
             self._take(name, read)
         listed, found = self.contents.parts, self._found
+        if self._cut is not None and (cut := self._cut_off(listed, found)):
+            return [cut]
+        self._problems += [self._cut] if self._cut else []
         altered = [name for name in listed if name in found and found[name] != listed[name]]
         added, missing = [name for name in found if name not in listed], [name for name in listed if name not in found]
         if not self._agrees:
             name, other = (MANIFEST, IDENTITY) if altered or added or missing or not self._is_written_so else (IDENTITY, MANIFEST)
             self._problems.insert(0, Problem(name, f"was altered: it does not agree with {other}"))
         self._problems += [Problem(name, "was altered", found[name]["sha256"], f"SHA-256 {listed[name]['sha256']}") for name in altered]
-        for name in missing:
+        for name in missing[:_NAMED]:
             renamed = next((one for one in added if found[one] == listed[name]), None)
             self._problems.append(Problem(name, "is missing", hint=f"{renamed} has its content" if renamed else ""))
+        if len(missing) > _NAMED:
+            self._problems.append(Problem(str(self._file), f"{len(missing) - _NAMED} more parts are missing"))
         self._problems += [Problem(name, "was added: the manifest does not name it") for name in added]
         return self._problems
+
+    def _cut_off(self, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> Problem | None:
+        """That the archive ends too early, where all that is there is as the manifest has it; None where something else is wrong."""
+        sizes = {MANIFEST: len(_dumped({"format": FORMAT, "parts": dict(listed)})), IDENTITY: 65, **{name: listed[name]["bytes"] for name in sorted(listed)}}
+        try:
+            whole = sum(len(_header(name, size)) + size + -size % tarfile.BLOCKSIZE for name, size in sizes.items())
+        except _TAR_FAULTS:
+            return None
+        whole += len(_end(whole))
+        if self._problems or self._size >= whole or dict(found) != {name: listed[name] for name in sorted(listed)[: len(found)]}:
+            return None
+        words = f"is cut off after {self._size:,} of {whole:,} bytes: {len(found)} of its {len(listed)} parts are whole"
+        return Problem(str(self._file), words, hint="copy or download it again")
 
     def _take(self, name: str, read: Callable[[], Iterator[bytes]]) -> None:
         if name in self._found or name in (MANIFEST, IDENTITY):
@@ -215,7 +236,7 @@ class _Reading:
                 if info.offset != place or self._raw(info.offset, info.offset_data - info.offset) != _header(info.name, info.size):
                     self._problems.append(Problem(info.name, "its header in the archive was altered, or was not written by `samewise bundle`"))
                 if not info.isreg() or info.offset_data + info.size > self._size:
-                    self._problems.append(Problem(info.name, "is not a regular file, or was cut off"))
+                    self._cut = Problem(info.name, "is not a regular file, or was cut off")
                     return
                 last, place = info.name, info.offset_data + info.size
                 yield info.name, lambda info=info: self._chunks(info.offset_data, info.size)
@@ -224,7 +245,7 @@ class _Reading:
                     self._problems.append(Problem(info.name, "the space behind it in the archive was altered"))
                 place += padding
         if self._size - place > 2 * _RECORD or self._raw(place, self._size - place) != _end(place):
-            self._problems.append(Problem(last, f"what follows it in the archive was altered or cut off (byte {place})"))
+            self._cut = Problem(last, f"what follows it in the archive was altered or cut off (byte {place})")
 
     def _small(self, members: Iterator[tuple[str, Callable[[], Iterator[bytes]]]], name: str) -> bytes:
         found, read = next(members, ("", lambda: iter(())))

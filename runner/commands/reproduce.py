@@ -13,7 +13,7 @@ from typing import Any
 
 from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, RUN, Contents
 from samewise.runner.commands import add_trust, verify
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, NotTrusted, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.files import damaged, parse_json, read_json, require_shape, require_writable
 from samewise.runner.records.folder import RunFolder
@@ -25,7 +25,8 @@ EXAMPLES = """examples:
   samewise reproduce result.bundle --here --trust                   with the packages and the samewise that are installed here
   samewise reproduce result.bundle --trust dataset.root=/data/coco  the data are here
 
-exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong, such as an altered bundle
+exit codes: 0 the same bits; 1 they differ, or the environments cannot be compared; 2 the input was wrong, such as an altered bundle;
+4 the bundle is intact, but nothing was run without --trust
 """
 
 
@@ -112,7 +113,7 @@ def _require_trust(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     what = f"{facts['label'] or facts['name']}: {facts['steps']} steps, level {facts['level']}, weights {facts['weights_sha256'][:16]}..."
     code = f"its own code ({', '.join(facts['packages'])})" if facts["packages"] else "no code of its own but samewise's"
     hint = f"with --trust this command {does}runs what is in it: {code}. Add it if you trust whoever made the bundle"
-    raise ConfigError(Problem(str(args.bundle), f"nothing was run: a bundle needs --trust ({what})", hint=hint))
+    raise NotTrusted(Problem(str(args.bundle), f"is intact, but nothing was run: a bundle needs --trust ({what})", hint=hint))
 
 
 def _line(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -138,7 +139,10 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         )
     comparison = verify.Comparison(folder, steps=args.steps, goes_on=args.audit is not None)
     if not comparison.wanted and args.audit is None:
-        raise ConfigError(Problem(str(folder.trace), "the run has no trace to compare with", hint="train with trace.every_steps=1"))
+        was = "is missing, though the run was trained with one" if original.cfg.trace.every_steps else "is missing: the run was trained without one"
+        more = "" if original.cfg.trace.every_steps else " trace.every_steps=1"
+        hint = f"`samewise train --config {shlex.quote(str(folder.config))} --fresh{more}` trains it again, beside this run, with a trace"
+        raise ConfigError(Problem(str(folder.trace), was, hint=hint))
     partings = [*verify.checkpoint_partings(folder), *verify.metric_partings(folder, logged_values(folder.metrics))]
     altered = [
         *roots.alterations(folder).get("trace", "").splitlines(),
@@ -164,6 +168,8 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         again.recorder.trace.algorithm = comparison.algorithm
         if args.audit is None:
             said += _trained(again, comparison, folder, args.steps, partings)
+            if any(one.startswith("trace.jsonl was altered") for one in altered) and folder.checkpoints.is_dir():
+                said.append("`--audit all` takes the run again from checkpoint to checkpoint and names which lines of the trace were altered")
             partings.sort(key=lambda parting: parting.step)
         else:
             verdict["audit"] = _audited(args, again, comparison, folder, partings, said)

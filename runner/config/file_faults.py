@@ -50,8 +50,9 @@ class FileFaults:
         under = group.replace("/", ".") if package in (None, "_group_") else "" if package == "_global_" else str(package)
         whole: Any = OmegaConf.to_container(result.config, resolve=False)
         if under.partition(".")[0] not in ("", "hydra", *schema.Experiment.__dataclass_fields__):
-            words = "sets nothing in the experiment: its values go under the name of its folder"
-            self._add(Problem("", words, hint="begin it with `# @package _global_`", where=str(file)))
+            words = "sets nothing in the experiment: its values go under the name of its folder" if whole else "is empty"
+            more = "" if whole else f", and set values below; `samewise new {Path(name).name} EXPERIMENT...` writes such a file"
+            self._add(Problem("", words, hint=f"begin it with `# @package _global_`{more}", where=str(file)))
             whole, result.header["package"] = {}, "_global_"
         elif not isinstance(whole, dict):
             self._add(Problem("", "is not a mapping of keys to values", where=str(file)))

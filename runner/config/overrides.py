@@ -220,6 +220,8 @@ def _wrong_choice(override: Override, groups: Groups) -> Problem | None:
 def _hint_for_choice(group: str, name: str, known: Sequence[str]) -> str:
     here = Path().glob(f"*/{group}/{name}.yaml") if re.fullmatch(r"\w[\w/-]*", name) else ()
     if file := next(iter(here), None):
+        if not file.is_file():
+            return f"{file} is a folder, a pipe or a device, not a file"
         return f"{file} is there, and its folder is not looked into: --config-dir {file.parts[0]}"
     return _of_a_path(group, name) or close(name.rpartition(".")[2], known)
 

@@ -12,10 +12,14 @@ A pattern is one of
 from __future__ import annotations
 
 import re
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import FrameType
 from typing import Any, Final, cast, final
 
 from torch import Tensor, nn
@@ -23,6 +27,10 @@ from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivat
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.processes.this_process import on_signals
+
+_LONGEST_S = 2.0
+"""Of computing, for one pattern and all names: thousands of names take milliseconds."""
 
 KINDS: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
     # batch and instance norms of all dimensions, and SyncBatchNorm, are _NormBase: the set of torchvision's set_weight_decay, and RMSNorm
@@ -66,11 +74,31 @@ def matching(pattern: Any, parameters: Sequence[Named], *, path: str) -> list[Na
     patterns = [pattern] if isinstance(pattern, str) else list(cast("Sequence[Any]", pattern)) if isinstance(pattern, Sequence) else []
     if not patterns or not all(isinstance(one, str) and one for one in patterns):
         raise ConfigError(Problem(path, "is not a pattern", pattern, "a kind, head, type:CLASS, re:EXPRESSION or a parameter name with *, or a list of them"))
-    predicates = [_predicate(one, path, parameters) for one in patterns]
-    found = [one for one in parameters if any(holds(one) for holds in predicates)]
+    with _bounded(path, pattern):
+        predicates = [_predicate(one, path, parameters) for one in patterns]
+        found = [one for one in parameters if any(holds(one) for holds in predicates)]
     if not found:
         raise ConfigError(Problem(path, "matches no parameter of the model", pattern, hint=_hint(patterns, parameters)))
     return found
+
+
+@contextmanager
+def _bounded(path: str, pattern: Any) -> Generator[None]:
+    """Within it, matching may take some seconds of computing: a regular expression with repeats in repeats can take years. Not in another thread."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        words = f"takes too long to match: after {_LONGEST_S:.0f} s of computing it has not been held against all parameter names"
+        raise ConfigError(Problem(path, words, pattern, hint="leave out repeats within repeats, such as (a+)+"))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with on_signals((signal.SIGVTALRM,), stop):
+        signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
 def holder(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
@@ -93,7 +121,7 @@ def _predicate(pattern: str, path: str, parameters: Sequence[Named]) -> Callable
     if pattern.startswith("re:"):
         try:
             expression = re.compile(pattern.removeprefix("re:"))
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(Problem(path, f"is not a valid regular expression: {error}", pattern)) from None
         return lambda one: expression.search(one.name) is not None
     return lambda one: fnmatchcase(one.name, pattern)

@@ -21,6 +21,8 @@ def find(name: str, *, run_root: Path) -> RunFolder:
     Raises:
         ConfigError: none matches, or several do.
     """
+    if not name.strip():
+        raise ConfigError(Problem("RUN", "is empty", name, RUN))
     given = Path(name)
     if (given / "config.yaml").is_file():
         return RunFolder(given)

@@ -129,13 +129,19 @@ def warn_of_changes(record: Path) -> None:
         print(f"warning: {told}; the run was trained with the earlier version", file=sys.stderr)
 
 
-def earlier(folder: Path, config: str) -> Path | None:
-    """The folder, beside this one, of the latest run of the same config and other code; None if there is none."""
+def earlier(folder: Path, config: str, files: Files) -> Path | None:
+    """The folder, beside this one, of the run of the same config whose code is most like `files`, of several the latest; None if there is none."""
     beside = [path for path in folder.parent.glob("*/sources.json") if path.parent != folder and config_in(path) == config]
     if beside:
-        return max(beside, key=lambda path: path.stat().st_mtime).parent
+        return min(beside, key=lambda path: (_unlike(files_in(path), files), -path.stat().st_mtime)).parent
     before_code_counted = folder.with_name(config[:12])  # its name, to versions that left the code out of a run's identity
     return before_code_counted if before_code_counted != folder and before_code_counted.is_dir() else None
+
+
+def _unlike(one: Files, two: Files) -> int:
+    """How many files, functions and classes are not in both alike."""
+    here, there = ({(label, name, digest) for label, digests in files.items() for name, digest in digests.items()} for files in (one, two))
+    return len(here ^ there)
 
 
 def not_shown(code: Code, packages: Sequence[str]) -> list[str]:

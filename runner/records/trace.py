@@ -14,9 +14,10 @@ from typing import Any, BinaryIO
 
 from torch import Tensor, nn
 
+from samewise.runner.errors import DamagedFile, Problem
 from samewise.runner.records import shapes
 from samewise.runner.records.digest import ALGORITHMS, XXH3, begin, begin_value, combine, value_digest
-from samewise.runner.records.files import damaged, misfit, parse_json, read_json, read_lines, require_shape, set_aside
+from samewise.runner.records.files import damaged, misfit, parse_json, read_json, read_lines, require_shape, set_aside, sha256
 from samewise.runner.records.folder import RunFolder
 
 # In the order in which a step computes them: the first that differs says where the step parted.
@@ -252,10 +253,14 @@ def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str
         DamagedFile: it is shorter, empty, or `read_trace` finds it damaged.
     """
     head, lines = read_trace(folder.trace)
-    steps = int((read_json(folder.summary, shapes.SUMMARY) or {}).get("steps", 0))
+    summary = read_json(folder.summary, shapes.SUMMARY) or {}
+    steps = int(summary.get("steps", 0))
     if not head and folder.trace.exists() and steps:
         raise damaged(folder.trace, "it is empty")
     last = steps - steps % min(lines) if lines else 0
+    if lines and max(lines) < last and summary.get("trace_sha256") == sha256(folder.trace):
+        words = f"`steps` was altered: it is {steps}, and the trace, which is the one that the summary was written with, ends at step {max(lines)}"
+        raise DamagedFile(Problem(str(folder.summary), words))
     if lines and max(lines) < last:
         raise damaged(folder.trace, f"it ends at step {max(lines)}, and the run took {steps}")
     return head, lines

@@ -74,9 +74,10 @@ def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
         ConfigError: it has no signature of this user's.
     """
     if not is_trusted(file, trust=trust):
-        hint = f"this command {uses}. If you trust whoever made the folder, add --trust{'' if received else '; it is remembered'}"
+        hint = f"this command {uses}. If you trust whoever made {'it' if received else 'the folder'}, add --trust{'' if received else '; it is remembered'}"
         named = received or (file.parent if file.name in _OF_FOLDERS else file)
-        raise ConfigError(Problem(str(named), f"{NOT_YOURS}, or is from a version of samewise that did not sign", hint=hint))
+        words = "does not show who made it, yourself included" if received else f"{NOT_YOURS}, or is from a version of samewise that did not sign"
+        raise ConfigError(Problem(str(named), words, hint=hint))
 
 
 def _beside(file: Path) -> Path:

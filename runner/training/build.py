@@ -99,6 +99,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
             *unread.cautions(composed),
             *precision.cautions(),
             *continued.cautions(cfg, schedule),
+            *_unreached(composed, plan),
             *([*schedule.cautions(), *never] if "debug" not in composed.choices else ()),  # a reduced training is shorter on purpose
         ],
     )
@@ -152,6 +153,15 @@ def _reporter(project: Project) -> dict[str, Callback]:
     """The callback by which a run reports to its sweep, under a name of its own. It comes with the job's environment, so that it changes no experiment."""
     given = os.environ.get(REPORTER)
     return {"(sweep)": instantiate(json.loads(given), REPORTER, allowed=project.packages)} if given else {}
+
+
+def _unreached(composed: Composed, plan: Plan) -> list[Problem]:
+    """That a `max_steps` which was asked for is not what ends training."""
+    cfg, steps = composed.cfg, composed.cfg.max_epochs * plan.steps_per_epoch
+    if cfg.max_steps is None or cfg.max_steps <= steps or not any(one.lstrip("+").startswith("max_steps=") for one in composed.overrides):
+        return []
+    words = f"is not reached: max_epochs={cfg.max_epochs} ends training after {steps} steps"
+    return [Problem("max_steps", words, cfg.max_steps, hint=f"max_epochs={-(-cfg.max_steps // plan.steps_per_epoch)}")]
 
 
 def _level(composed: Composed, strategy: Strategy) -> str:

@@ -82,7 +82,7 @@ def _checked(composed: Composed) -> None:
     check(composed, composed.project)
     if not composed.code.files or composed.folder.path.exists():
         return
-    before = sources.earlier(composed.folder.path, fingerprint_of(composed.whole))
+    before = sources.earlier(composed.folder.path, fingerprint_of(composed.whole), composed.code.files)
     if before is None:
         return
     recorded = sources.files_in(before / "sources.json")

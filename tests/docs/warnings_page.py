@@ -38,6 +38,7 @@ WARNINGS: dict[str, tuple[str, str]] = {
     "TF32 on the CPU": ("only CUDA devices support it", "precision=tf32"),
     "float16 on the CPU": ("it is slower there, not faster", "precision=fp16"),
     "A layer that is never unfrozen": ("training ends first", "+param_groups.head={match:'fc.*',frozen_until:5}"),
+    "A `max_steps` that is not reached": ("`max_epochs` ends training first", "max_steps=1000"),
     "Settings of another choice": ("an experiment file sets them for its own choice; a different choice gets only those that it takes", OTHER),
     "A key that nothing reads": ("no value refers to it", "+dataset.licence=MIT"),
 }

@@ -178,7 +178,8 @@ def test_a_run_that_is_not_finished_is_not_bundled(samewise: Callable[..., Any],
 
 def test_a_bundle_gives_the_same_bits_with_its_own_code_and_runs_nothing_before_it_is_trusted(samewise: Callable[..., Any], elsewhere: Path) -> None:
     done = samewise("reproduce", "one.bundle", "--here")
-    assert done.returncode == 2
+    assert done.returncode == 4
+    assert "one.bundle: is intact, but nothing was run" in done.stderr
     assert "bundled_lab" in done.stderr
     assert "--trust" in done.stderr
     assert "bundled_lab" not in sys.modules
@@ -208,6 +209,16 @@ def test_other_data_are_named_before_anything_is_trained(samewise: Callable[...,
     assert "the run's data are not here" in samewise("reproduce", "one.bundle", "--here", "--trust", "dataset.train.root=/none").stderr
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.9999])
+def test_a_bundle_that_was_cut_off_is_told_once(samewise: Callable[..., Any], elsewhere: Path, share: float) -> None:
+    raw = (elsewhere / "one.bundle").read_bytes()
+    (elsewhere / "cut.bundle").write_bytes(raw[: int(share * len(raw))])
+    done = samewise("reproduce", "cut.bundle")
+    assert done.returncode == 2
+    assert f"error: cut.bundle: is cut off after {int(share * len(raw)):,} of {len(raw):,} bytes" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_another_bundle_than_the_one_expected_is_refused(samewise: Callable[..., Any], elsewhere: Path) -> None:
     done = samewise("reproduce", "one.bundle", "--here", "--trust", "--expect", "0" * 64)
     assert done.returncode == 2
@@ -215,7 +226,10 @@ def test_another_bundle_than_the_one_expected_is_refused(samewise: Callable[...,
 
 
 def test_verify_takes_a_bundle_and_holds_it_against_the_code_that_is_here(samewise: Callable[..., Any], home: Path) -> None:
-    assert "--trust" in samewise("verify", "one.bundle").stderr
+    refused = samewise("verify", "one.bundle")
+    assert refused.returncode == 2
+    assert "one.bundle: does not show who made it, yourself included" in refused.stderr
+    assert "If you trust whoever made it, add --trust" in refused.stderr
     done = samewise("verify", "one.bundle", "--trust")
     assert done.returncode == 0, done.stderr
     assert "the same bits: 3 of 3" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from samewise.runner import errors
 from samewise.runner.commands import commands
 
 LIGHT = [
@@ -81,6 +83,55 @@ def test_help_lists_every_command_and_each_explains_itself(samewise: Run) -> Non
     for name, command in commands().items():
         assert re.search(rf"^  {name} +\S", told, re.MULTILINE)
         assert command.summary
+
+
+def test_help_tells_the_exit_codes_that_errors_have(samewise: Run) -> None:
+    told = samewise("--help").stdout.partition("exit codes:\n")[2]
+    assert re.findall(r"^  (\d)  ", told, re.MULTILINE) == ["0", "1", "2", "3", "4"]
+    assert {error.exit_code for error in (errors.TrainingError, errors.ConfigError, errors.Interrupted, errors.NotTrusted)} == {1, 2, 3, 4}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which signals a process catches")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_train_that_is_stopped_before_it_trains_says_so(here: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "samewise", "train", "experiment=resnet18_digits", "debug=tiny", "tracking=none"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not caught(process.pid) >> (number - 1) & 1:
+            assert process.poll() is None
+        process.send_signal(number)
+        assert process.stderr is not None
+        assert process.stderr.read() == f"interrupted: stopped by {number.name}; run the same command again\n"
+    assert process.returncode == 3
+    assert not (here / "runs").exists()
+
+
+def caught(pid: int) -> int:
+    """The signals that a process catches, a bit for each."""
+    return int(re.search(r"^SigCgt:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1], 16)
+
+
+def test_a_run_without_a_name_is_told_from_a_folder(samewise: Run, here: Path) -> None:
+    done = samewise("eval", "")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: RUN: is empty")
+
+
+def test_an_experiment_that_is_a_pipe_is_not_waited_for(samewise: Run, here: Path) -> None:
+    (here / "pyproject.toml").write_text('[tool.samewise]\nconfigs = "configs"\n')
+    (here / "configs" / "experiment").mkdir(parents=True)
+    os.mkfifo(here / "configs" / "experiment" / "mine.yaml")
+    done = samewise("check", "experiment=mine")
+    assert done.returncode == 2
+    assert "configs/experiment/mine.yaml is a folder, a pipe or a device, not a file" in done.stderr
+    done = samewise("train", "--config", here / "configs" / "experiment" / "mine.yaml")
+    assert done.returncode == 2
+    assert "mine.yaml: is damaged: it is not a regular file" in done.stderr
+
+
+def test_what_ends_training_before_the_max_steps_that_were_asked_for_is_said(samewise: Run, here: Path) -> None:
+    told = samewise("check", "experiment=resnet18_digits", "debug=tiny", "max_steps=200").stdout
+    assert "max_steps: is not reached: max_epochs=20 ends training after 80 steps; hint: max_epochs=50" in told
+    assert "is not reached" not in samewise("check", "experiment=resnet18_digits", "debug=tiny", "max_steps=200", "max_epochs=50").stdout
 
 
 @pytest.mark.parametrize("name", sorted(commands()))

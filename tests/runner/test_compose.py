@@ -190,8 +190,8 @@ def test_a_wrong_override_is_told_by_its_path(override: str, path: str, words: s
     ("text", "words"),
     [
         ("# @package _global_\n# x\na: [1, 2\n", ["bad.yaml:4: is", "not valid YAML"]),
-        ("", ["experiment/bad.yaml", "sets nothing in the experiment", "begin it with `# @package _global_`"]),
-        ("batch_size: 32\n", ["experiment/bad.yaml", "begin it with `# @package _global_`"]),
+        ("", ["experiment/bad.yaml: is empty", "begin it with `# @package _global_`", "`samewise new bad EXPERIMENT...` writes such a file"]),
+        ("batch_size: 32\n", ["experiment/bad.yaml: sets nothing in the experiment", "begin it with `# @package _global_`"]),
         ("# @package _global_\n# x\noptimiser:\n  lr: 1\n", ["experiment/bad.yaml:3: optimiser: no such key", "did you mean 'optimizer'?"]),
         ("# @package _global_\n# x\nloader:\n  num_wokers: 1\n", ["experiment/bad.yaml:4: loader.num_wokers", "did you mean 'num_workers'?"]),
         ("# @package _global_\n# x\nbatch_size: many\n", ["experiment/bad.yaml:3: batch_size: wrong type", "many"]),

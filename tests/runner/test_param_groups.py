@@ -12,6 +12,7 @@ import yaml
 from torch import nn
 
 from samewise.runner.errors import ConfigError
+from samewise.runner.optim import matching
 from samewise.runner.optim.groups import parameter_groups
 from samewise.runner.optim.unfreezing import cautions, waiting
 
@@ -182,6 +183,13 @@ def test_a_phase_gets_its_share_while_rules_see_the_whole_model() -> None:
     assert set(by_name(parameter_groups(model, rules, prefixes=("critic",)))) == {"rest", "norms"}
     with pytest.raises(ConfigError, match=r"no part 'critc'(.|\n)*did you mean 'critic'"):
         parameter_groups(model, rules, prefixes=("critc",))
+
+
+def test_an_expression_that_would_take_years_to_match_is_refused(resnet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "_LONGEST_S", 0.1)
+    with pytest.raises(ConfigError, match=r"param_groups.a.match: takes too long to match"):
+        parameter_groups(resnet, {"a": {"match": r"re:^(\w*\.?)*!$", "lr": 1.0}})
+    assert len(parameter_groups(resnet, {"a": {"match": r"re:^layer\d.*weight$", "lr": 1.0}})) == 2
 
 
 WRONG = [

@@ -63,9 +63,24 @@ def test_other_code_is_another_run_and_what_differs_is_named_with_both_folders(t
     done = samewise("diff", first, second)
     assert "differs in helper_of_lab_of_code.py, lab_of_code/data.py (Marks.__getitem__), lab_of_code/parts/layers.py (head)" in done.stdout
     forget()
-    assert "the code differs: lab_of_code/parts/layers.py has changed: head" in samewise("verify", second).stdout
+    told = samewise("verify", second).stdout
+    assert "the code differs: lab_of_code/parts/layers.py has changed: head" in told
+    assert "different bits are possible: the code differs" in told
+    assert "the same bits are expected" not in told
     forget()
     assert "layers.py has changed: head; the run was trained with the earlier version" in samewise("eval", second).stderr
+
+
+def test_of_several_earlier_versions_the_most_alike_is_named(train, lab):
+    assert train().returncode == 0
+    (first,) = runs(lab)
+    text = edit(lab / "lab_of_code" / "parts" / "layers.py", "ReLU", "GELU")
+    assert train().returncode == 0
+    write(lab / "lab_of_code" / "parts" / "layers.py", text)
+    edit(lab / "lab_of_code" / "data.py", *EDITS["data set"][1:3])
+    done = train()
+    assert f"data.py has changed: Marks.__getitem__\n    before: {first}" in done.stderr
+    assert "layers.py" not in done.stderr
 
 
 def test_a_run_that_is_half_done_is_left_as_it_is_where_the_code_is_other(train, lab):

@@ -99,6 +99,7 @@ def test_a_trace_whose_chain_was_made_anew_is_not_the_one_that_the_run_ended_wit
     assert "trace.jsonl was altered after the run had ended" in done.stdout
     assert "step 8: step-00000008 was not taken in a run with this trace: the trace was altered at step 8 or before" in done.stdout
     assert "step 4:" not in done.stdout
+    assert "`--audit all` takes the run again from checkpoint to checkpoint and names which lines of the trace were altered" in done.stdout
 
 
 def test_a_loss_that_was_altered_in_the_trace_is_missed_although_no_chain_covers_it(samewise, run):

@@ -125,6 +125,27 @@ def test_a_trace_that_is_shorter_than_its_finished_run_is_damaged(samewise, run,
         assert f"trace.jsonl: is damaged: {words}" in done.stderr
 
 
+def test_altered_steps_of_a_summary_are_not_a_damaged_trace(samewise, run) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "steps": 500}))
+    done = samewise("verify", run)
+    assert done.returncode == 2
+    assert "summary.json: `steps` was altered: it is 500, and the trace, which is the one that the summary was written with, ends at step 6" in done.stderr
+    (run / "summary.json").write_text(json.dumps({**summary, "steps": 4}))
+    assert "step 6: summary.json: steps is recorded as 4, and is 6 when computed again" in samewise("verify", run).stdout
+
+
+def test_a_trace_that_is_gone_is_told_with_the_command_that_makes_another(samewise, run) -> None:
+    (run / "trace.jsonl").unlink()
+    done = samewise("verify", run)
+    assert done.returncode == 2
+    assert "trace.jsonl: is missing, though the run was trained with one" in done.stderr
+    assert f"`samewise train --config {run}/config.yaml --fresh` trains it again" in done.stderr
+    again = samewise("train", "--config", run / "config.yaml", "--fresh", "--trust", f"run_root={run.parents[1]}")
+    assert again.returncode == 0, again.stderr
+    assert "the same bits: 6 of 6" in samewise("verify", run.with_name(f"{run.name}-2")).stdout
+
+
 def test_a_trace_that_was_deleted_in_mid_run_is_missed(samewise, original, tmp_path) -> None:
     run = Path(shutil.copytree(original, tmp_path / "runs" / "one" / original.name, symlinks=True))
     for one in ("summary.json", "trace.jsonl", "checkpoints/latest", "checkpoints/best"):
@@ -161,6 +182,8 @@ def test_final_weights_that_are_not_the_summary_s_are_not_the_same_bits(samewise
     (run / "summary.json").write_text(json.dumps({**summary, "weights_sha256": "0" * 64}))
     done = samewise("verify", run)
     assert done.returncode == 1, done.stdout
+    assert "did not occur again" not in done.stdout
+    assert "step 6: summary.json has weights_sha256 0000000000000000..., and step-00000006 has" in done.stdout
     assert "summary.json: weights_sha256 is recorded as '0000" in done.stdout
 
 
