@@ -44,15 +44,7 @@ class CIFAR100(InMemoryImages):
 
 
 def _read(kind: type[torchvision.datasets.CIFAR10], *, root: str, split: Split, held_out: int, download: bool) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    torchvision_files.check_split(split)
     expected = f"a folder {kind.base_folder} with {', '.join(name for name, _ in kind.train_list + kind.test_list)} as published"
-
-    def make(*, root: str, download: bool) -> torchvision.datasets.CIFAR10:
-        return kind(root, train=split != "test", download=download)
-
-    data = torchvision_files.load(make, root=root, expected=expected, download=download)
-    images = torch.from_numpy(data.data).permute(0, 3, 1, 2)
-    labels = torch.tensor(data.targets)
-    if split != "test":
-        images, labels = torchvision_files.split_held_out(images, labels, split=split, held_out=held_out)
-    return images, labels, data.classes
+    data = torchvision_files.load_part(kind, split, root=root, expected=expected, download=download)
+    images, labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+    return *torchvision_files.split_held_out(images, labels, split=split, held_out=held_out), data.classes

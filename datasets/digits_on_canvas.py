@@ -7,11 +7,10 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from samewise.datasets.digits import Digits
 from samewise.datasets.parts.annotated_images import annotated_sample
-from samewise.datasets.parts.generated import generator_of
+from samewise.datasets.parts.generated import Generated, generator_of
 from samewise.runner.errors import ConfigError, Problem
 
 _TRIES = 20
@@ -19,7 +18,7 @@ _INK = 96  # grey values from here on belong to the digit: its box is drawn arou
 
 
 @final
-class DigitsOnCanvas(Dataset[dict[str, Any]]):
+class DigitsOnCanvas(Generated):
     """Samples in the form of `AnnotatedImages`: `image` uint8[3, H, W], `boxes` float32[N, 4], `labels` int64[N] (digit + 1), `image_id`.
 
     A canvas is made anew whenever it is asked for, by its index alone: 1 to `digits` digits of different sizes and tints, whose frames
@@ -50,34 +49,30 @@ class DigitsOnCanvas(Dataset[dict[str, Any]]):
         turned: bool = False,
         seed: int = 0,
     ) -> None:
-        for name, value, least in (("length", length, 1), ("digits", digits, 1), ("smallest", smallest, 8), ("largest", largest, smallest)):
+        for name, value, least in (("digits", digits, 1), ("smallest", smallest, 8), ("largest", largest, smallest)):
             if value < least:
                 raise ConfigError(Problem(f"dataset.{name}", "is too small", value, f"at least {least}"))
         if largest > min(height, width):
             raise ConfigError(Problem("dataset.largest", "does not fit on the canvas", largest, f"at most {min(height, width)}"))
+        super().__init__(length, f"{seed} {split}")
         self._digits = Digits(split=split)
         self.classes = ["background", *self._digits.classes]
-        self._length, self._height, self._width, self._most = length, height, width, digits
+        self._height, self._width, self._most = height, width, digits
         self._smallest, self._largest, self._turned = smallest, largest, turned
-        self._key = f"{seed} {split}"
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        drawn = generator_of(f"{self._key} {index}")
-        height, width = self._shape(drawn)
-        canvas = torch.randint(0, 80, (3, height, width), generator=drawn, dtype=torch.uint8)
+    def make(self, index: int, draw: torch.Generator) -> dict[str, Any]:
+        height, width = self._shape(draw)
+        canvas = torch.randint(0, 80, (3, height, width), generator=draw, dtype=torch.uint8)
         boxes: list[list[int]] = []
         labels: list[int] = []
         frames: list[tuple[int, int, int, int]] = []
-        for _ in range(_upto(self._most, drawn) + 1):
-            frame = _free_frame(frames, height, width, self._smallest, self._largest, drawn)
+        for _ in range(_upto(self._most, draw) + 1):
+            frame = _free_frame(frames, height, width, self._smallest, self._largest, draw)
             if frame is None:
                 break
             frames.append(frame)
-            digit = self._digits[_upto(len(self._digits), drawn)]
-            boxes.append(_draw(canvas, digit["image"][0], frame, drawn))
+            digit = self._digits[_upto(len(self._digits), draw)]
+            boxes.append(_draw(canvas, digit["image"][0], frame, draw))
             labels.append(digit["label"] + 1)
         return annotated_sample(canvas, torch.tensor(boxes, dtype=torch.float32), torch.tensor(labels), number=index)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import final
 
 from samewise.datasets.parts.channels import EXTENSIONS as channels_extensions
-from samewise.datasets.parts.image_files import EXTENSIONS, Cache, ImageFiles, ImageMode, check_classes, class_folders, list_images
+from samewise.datasets.parts.image_files import EXTENSIONS, Cache, ImageFiles, ImageMode, check_classes, class_folders, list_by_class
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.keyed_split import in_split
 from samewise.runner.errors import DataError, Problem
@@ -52,10 +52,7 @@ class ImageFolder(ImageFiles):
         classes = class_folders(here if classes_from is None else base / classes_from)
         check_classes(here, classes, num_classes=num_classes)
         extensions = (*EXTENSIONS, *channels_extensions) if mode == "channels" else EXTENSIONS
-        found = dict[str, int]()
-        for label, name in enumerate(classes):
-            images = list_images(here / name, extensions=extensions) if (here / name).is_dir() else []
-            found |= {f"{name}/{image}": label for image in images}
+        found = list_by_class(here, classes, extensions=extensions)
         if not found:
             expected = "folders by class with JPEG, PNG, BMP, PPM, TIFF or WebP files"
             raise DataError(Problem(str(here), "has no images", expected=expected, hint="set dataset.root=FOLDER"))

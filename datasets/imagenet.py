@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Literal, final
 
-from samewise.datasets.parts.image_files import Cache, ImageFiles, class_folders, list_images
+from samewise.datasets.parts.image_files import Cache, ImageFiles, class_folders, list_by_class, list_images
 from samewise.datasets.parts.in_memory import Transform
 from samewise.datasets.parts.limits import read_bytes, read_text, require_regular
 from samewise.runner.errors import ConfigError, DataError, Problem, nearest
@@ -60,12 +60,8 @@ class ImageNet(ImageFiles):
 
 def _images(here: Path, wnids: list[str], base: Path) -> tuple[list[str], list[int]]:
     """The files of a split relative to it, and their labels."""
-    names: list[str] = []
-    labels: list[int] = []
-    for label, wnid in enumerate(wnids):
-        images = list_images(here / wnid) if (here / wnid).is_dir() else []
-        names.extend(f"{wnid}/{image}" for image in images)
-        labels.extend([label] * len(images))
+    found = list_by_class(here, wnids)
+    names, labels = list(found), list(found.values())
     if not names and here.name == "val":
         names = list_images(here)
         labels = _true_labels(names, wnids, base)

@@ -44,12 +44,6 @@ class FashionMNIST(InMemoryImages):
 
 
 def _read(kind: type[torchvision.datasets.MNIST], *, root: str, split: Split, held_out: int, download: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    torchvision_files.check_split(split)
     expected = f"a folder {kind.__name__}/raw with {', '.join(name.removesuffix('.gz') for name, _ in kind.resources)}"
-
-    def make(*, root: str, download: bool) -> torchvision.datasets.MNIST:
-        return kind(root, train=split != "test", download=download)
-
-    data = torchvision_files.load(make, root=root, expected=expected, download=download)
-    images, labels = data.data[:, None], data.targets.long()
-    return (images, labels) if split == "test" else torchvision_files.split_held_out(images, labels, split=split, held_out=held_out)
+    data = torchvision_files.load_part(kind, split, root=root, expected=expected, download=download)
+    return torchvision_files.split_held_out(data.data[:, None], data.targets.long(), split=split, held_out=held_out)

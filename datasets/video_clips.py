@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.contents import CONTENTS, add_sizes, spaced_indices
-from samewise.datasets.parts.image_files import check_classes, class_folders, list_images
+from samewise.datasets.parts.image_files import check_classes, class_folders, list_by_class
 from samewise.datasets.parts.limits import require_regular
 from samewise.datasets.parts.video_files import EXTENSIONS, centre, clip_frames, read_frames, require_torchcodec, versions
 from samewise.runner.errors import ConfigError, DataError, Problem, require_positive
@@ -63,18 +63,12 @@ class VideoClips(Dataset[dict[str, Any]]):
         self._folder = base / folder
         self.classes = class_folders(self._folder if classes_from is None else base / classes_from, of="videos")
         check_classes(self._folder, self.classes, num_classes=num_classes)
-        names: list[str] = []
-        labels: list[int] = []
-        for label, name in enumerate(self.classes):
-            here = self._folder / name
-            videos = list_images(here, extensions=EXTENSIONS) if here.is_dir() else []
-            names.extend(f"{name}/{video}" for video in videos)
-            labels.extend([label] * len(videos))
-        if not names:
+        found = list_by_class(self._folder, self.classes, extensions=EXTENSIONS)
+        if not found:
             expected = f"folders by class with videos ({', '.join(EXTENSIONS)})"
             raise DataError(Problem(str(self._folder), "has no videos", expected=expected, hint="set dataset.root=FOLDER"))
-        self._names = np.array([os.fsencode(name) for name in names])
-        self._labels = labels
+        self._names = np.array([os.fsencode(name) for name in found])
+        self._labels = list(found.values())
         self._length, self._stride, self._clip, self._transform = frames, stride, clip, transform
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from samewise.datasets.parts.audio_files import EXTENSIONS, read_audio
+from samewise.recipes.models.wav2letter import length_after
 from samewise.recipes.parts import ctc, transcripts
 from samewise.runner.errors import ConfigError, DataError, Problem, of_nothing
 from samewise.runner.interfaces import Batch, Loss, Phase, Prediction, Recipe, Scores
@@ -298,7 +299,5 @@ def _lengths_after_convolutions(model: nn.Module, lengths: Tensor) -> Tensor:
     """The frames that the 1-d convolutions of a model leave, taken one after the other: T // 2 + 1 for torchaudio's Wav2Letter on features."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv1d):
-            padding = layer.padding[0]
-            assert isinstance(padding, int)
-            lengths = (lengths + 2 * padding - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1
+            lengths = length_after(layer, lengths)
     return lengths

@@ -158,6 +158,11 @@ def first_few(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
+def shortened(text: str, longest: int) -> str:
+    """A text of at most so many letters; of a longer one the beginning, and `…`."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
 def limit_from(variable: str, usual: int) -> int:
     """The limit that an environment variable sets; the usual one where it is not set. Raises a ConfigError where it is not a whole number above 0."""
     given = os.environ.get(variable)

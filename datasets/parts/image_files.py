@@ -145,6 +145,12 @@ def list_images(folder: Path, *, extensions: Sequence[str] = EXTENSIONS) -> list
     return list_below(folder, extensions)
 
 
+def list_by_class(folder: Path, classes: Sequence[str], *, extensions: Sequence[str] = EXTENSIONS) -> dict[str, int]:
+    """The files in a split's class folders, as CLASS/NAME, each with its class's number; a class without a folder has none."""
+    there = ((label, name) for label, name in enumerate(classes) if (folder / name).is_dir())
+    return {f"{name}/{file}": label for label, name in there for file in list_images(folder / name, extensions=extensions)}
+
+
 def class_folders(folder: Path, *, of: str = "images") -> list[str]:
     """The folders in a folder, sorted: their places are the labels.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.error import URLError
@@ -48,13 +49,19 @@ def load(make: Callable[..., Made], *, root: str, expected: str, download: bool)
         raise DataError(Problem(str(folder), f"cannot be used: {error.strerror or error}", expected="a folder that can be read and written")) from None
 
 
+def load_part(kind: Callable[..., Made], split: str, *, root: str, expected: str, download: bool) -> Made:
+    """The file of such a data set that a split is in: "test" has one of its own, "train" and "valid" share the other. Otherwise as `load`."""
+    check_split(split)
+    return load(partial(kind, train=split != "test"), root=root, expected=expected, download=download)
+
+
 def split_held_out(images: Tensor, labels: Tensor, *, split: str, held_out: int) -> tuple[Tensor, Tensor]:
-    """The training file's share of a split: its last `held_out` samples are "valid", the others "train".
+    """What of its file a split has: "test" all; of the other the last `held_out` samples are "valid", the others "train".
 
     Raises:
         ConfigError: nothing would be left of one of the two.
     """
-    if held_out == 0 and split == "train":
+    if split == "test" or (held_out == 0 and split == "train"):
         return images, labels
     if not 0 < held_out < len(images):
         hint = "set dataset.held_out to the number of training images to validate on, or dataset.valid.split=test"

@@ -6,7 +6,6 @@ A batch's images are one tensor [B, C, H, W] or, where they differ in size, a li
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 from typing import final
 
@@ -14,36 +13,27 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-from samewise.datasets.transforms.images import chance, per_sample
+from samewise.datasets.transforms.geometry import Flip
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Batch, BatchTransform
 
 
-class _BoxFlip(BatchTransform):
+class _BoxFlip(Flip):
     """Choices: `flip`, bool[B]."""
 
-    dimension: int
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = chance("p", p)
-
-    def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
-        return {"flip": torch.rand(size) < self.p}
-
     def apply(self, batch: Batch, choices: dict[str, Tensor]) -> Batch:
-        images, flip = batch["image"], choices["flip"]
-        lengths = [image.shape[self.dimension] for image in images]
-        changed = zip(batch["boxes"], lengths, flip.tolist(), strict=True)
-        boxes = [self.mirror(one, length) if flipped else one for one, length, flipped in changed]
+        images, flip = batch["image"], choices["flip"].tolist()
+        boxes = [self._mirror(one, image) if flipped else one for one, image, flipped in zip(batch["boxes"], images, flip, strict=True)]
         if isinstance(images, Tensor):
-            return {**batch, "image": torch.where(per_sample(flip, images), images.flip(self.dimension), images), "boxes": boxes}
-        flipped = [image.flip(self.dimension) if turned else image for image, turned in zip(images, flip.tolist(), strict=True)]
+            return {**batch, "image": self.change(images, choices), "boxes": boxes}
+        flipped = [image.flip(self.dimension) if turned else image for image, turned in zip(images, flip, strict=True)]
         return {**batch, "image": flipped, "boxes": boxes}
 
-    @abc.abstractmethod
-    def mirror(self, boxes: Tensor, length: int) -> Tensor:
-        """Boxes float32[N, 4] of an image that is `length` pixels long in this direction."""
+    def _mirror(self, boxes: Tensor, image: Tensor) -> Tensor:
+        """Boxes float32[N, 4] of an image [C, H, W]."""
+        x1, y1, x2, y2 = boxes.unbind(1)
+        height, width = image.shape[-2:]
+        return torch.stack([width - x2, y1, width - x1, y2] if self.dimension == -1 else [x1, height - y2, x2, height - y1], dim=1)
 
 
 @final
@@ -52,20 +42,12 @@ class RandomHorizontalFlipWithBoxes(_BoxFlip):
 
     dimension = -1
 
-    def mirror(self, boxes: Tensor, length: int) -> Tensor:
-        x1, y1, x2, y2 = boxes.unbind(1)
-        return torch.stack([length - x2, y1, length - x1, y2], dim=1)
-
 
 @final
 class RandomVerticalFlipWithBoxes(_BoxFlip):
     """Top and bottom exchanged, with probability `p`. Choices: `flip`, bool[B]."""
 
     dimension = -2
-
-    def mirror(self, boxes: Tensor, length: int) -> Tensor:
-        x1, y1, x2, y2 = boxes.unbind(1)
-        return torch.stack([x1, length - y2, x2, length - y1], dim=1)
 
 
 @final

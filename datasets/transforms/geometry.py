@@ -19,8 +19,8 @@ _STRIDE = -0x61C8864680B583EB
 """splitmix64's, 0x9E3779B97F4A7C15, as a signed number; likewise the factors of `_mixed`."""
 
 
-class _Flip(ImageTransform):
-    """Choices: `flip`, bool[B]."""
+class Flip(ImageTransform):
+    """Each image as it is, or flipped along `dimension`. Choices: `flip`, bool[B]."""
 
     moves_pixels = True
     dimension: int
@@ -37,14 +37,14 @@ class _Flip(ImageTransform):
 
 
 @final
-class RandomHorizontalFlip(_Flip):
+class RandomHorizontalFlip(Flip):
     """Left and right exchanged, with probability `p`. Choices: `flip`, bool[B]."""
 
     dimension = -1
 
 
 @final
-class AlternatingHorizontalFlip(_Flip):
+class AlternatingHorizontalFlip(Flip):
     """Left and right exchanged in every second epoch; for half of the images, which half being random, that is the first, third, ... of them.
 
     So any two epochs in a row show each image once as it is and once flipped, where random flips show half of the images twice alike (K. Jordan 2024,
@@ -74,7 +74,7 @@ class AlternatingHorizontalFlip(_Flip):
 
 
 @final
-class RandomVerticalFlip(_Flip):
+class RandomVerticalFlip(Flip):
     """Top and bottom exchanged, with probability `p`. Choices: `flip`, bool[B]."""
 
     dimension = -2

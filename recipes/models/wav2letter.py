@@ -66,7 +66,7 @@ class Wav2Letter(nn.Module):
         hidden = features
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             hidden = layer(hidden if number < self._top else self.dropout(hidden))
-            length = _length_after(layer, length)
+            length = length_after(layer, length)
             hidden = norm(hidden.transpose(1, 2)).transpose(1, 2) if isinstance(norm, nn.LayerNorm) else hidden
             inside = torch.arange(hidden.shape[-1], device=length.device) < length[:, None]
             hidden = torch.where(inside[:, None], hidden.relu(), 0.0)
@@ -75,11 +75,12 @@ class Wav2Letter(nn.Module):
     def output_lengths(self, length: Tensor) -> Tensor:
         """int64[B]: the frames of the output that are an utterance's own."""
         for layer in self.layers:
-            length = _length_after(layer, length)
+            length = length_after(layer, length)
         return length
 
 
-def _length_after(layer: nn.Module, length: Tensor) -> Tensor:
+def length_after(layer: nn.Module, length: Tensor) -> Tensor:
+    """int64[...]: the frames that a 1-d convolution leaves of so many."""
     assert isinstance(layer, nn.Conv1d)
     assert isinstance(layer.padding, tuple)
     return (length + 2 * layer.padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from samewise.recipes.parts.figures import save_figure
 from samewise.recipes.parts.tables import write_csv
+from samewise.runner.errors import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _CELL, _CAPTION, _TITLE, _MARGIN = 1.55, 0.5, 0.45, 0.06
 """Inches, on a sheet of predictions."""
+_short = partial(shortened, longest=18)
 
 
 def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
@@ -55,7 +58,7 @@ def save_classified(path: Path, image: Tensor, words: str, *, smallest: int = 32
     axes.imshow(image.movedim(0, -1).numpy(), interpolation="nearest" if scale > 0.01 else "antialiased", aspect="auto")
     size = 11 * max(1.0, max(height, width) * scale * 100 / 640)
     box = {"facecolor": "white", "alpha": 0.8, "pad": 2.0, "linewidth": 0}
-    axes.text(0.01, 0.01, _short(words, 40), transform=axes.transAxes, fontsize=size, color="black", ha="left", va="bottom", bbox=box)
+    axes.text(0.01, 0.01, shortened(words, 40), transform=axes.transAxes, fontsize=size, color="black", ha="left", va="bottom", bbox=box)
     save_figure(figure, path)
     return path
 
@@ -174,7 +177,3 @@ def _draw_prediction(axes: Axes, item: _Shown, names: Sequence[str], *, left: fl
     told = f"{_short(names[item.prediction])} ({item.confidence:.0%})"
     words = told if right else f"{told}\nnot {_short(names[item.label])}"
     axes.text(middle, top - _MARGIN, words, fontsize=8, color="black" if right else "crimson", ha="center", va="bottom")
-
-
-def _short(name: str, longest: int = 18) -> str:
-    return name if len(name) <= longest else name[: longest - 1] + "…"

@@ -6,6 +6,7 @@ import difflib
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,12 @@ from torch import Tensor
 
 from samewise.recipes.parts.figures import save_figure
 from samewise.recipes.parts.tables import write_csv
+from samewise.runner.errors import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_short = partial(shortened, longest=150)
 
 
 def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> int:
@@ -118,10 +122,6 @@ def _marked(reference: str, hypothesis: str) -> tuple[str, str]:
         left += said if kind == "equal" else f"<del>{said}</del>" if said else ""
         right += read if kind == "equal" else f"<ins>{read}</ins>" if read else ""
     return left, right
-
-
-def _short(text: str, longest: int = 150) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 _PAGE = """<!doctype html>

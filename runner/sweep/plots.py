@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from samewise.runner.errors import shortened
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, number_of, pareto
@@ -137,7 +138,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _shortened(text: str, most: int = 24) -> str:
-    return _literal(text if len(text) <= most else f"{text[: most - 1]}…")
+    return _literal(shortened(text, most))
 
 
 def _literal(text: str) -> str:
