@@ -143,6 +143,7 @@ def compose(given: Sequence[str], *, project: Project, strict: bool = True) -> C
     cfg = without_hydra(cfg)
     require_modest_references(cfg)
     cautions = other_choice.settle(cfg, other_choice.changes(reader, good, chosen.get("experiment")), good, project)
+    cautions += other_choice.without_weights(reader, good, chosen, cfg)
     monitored, taken = settle(cfg, good)
     problems += monitored
     problems += located([*found, *faults.unresolvable(cfg), *taken], good, project)

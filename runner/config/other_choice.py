@@ -84,6 +84,20 @@ def changes(loader: ConfigLoaderImpl, given: Sequence[str], experiment: str | No
     return found
 
 
+def without_weights(loader: ConfigLoaderImpl, given: Sequence[str], chosen: Mapping[str, str], cfg: DictConfig) -> list[Problem]:
+    """That `debug=...` begins without the weights that the experiment's file asks for."""
+    now = OmegaConf.select(cfg, "initialise.weights", throw_on_resolution_failure=False)
+    if not {"debug", "experiment"} <= chosen.keys() or now is not None or any(text.startswith("initialise.weights=") for text in given):
+        return []
+    defaults: list[ResultDefault] = loader.compute_defaults_list(ROOT, list(given), RunMode.RUN).defaults
+    values = [value for value in values_of(loader, defaults) if value.path == "initialise.weights"]
+    asked = next((value for value in reversed(values) if value.config.startswith(_FILES)), None)
+    if asked is None or asked.value is None or not values[-1].config.startswith("debug/"):
+        return []
+    words = f"debug={chosen['debug']} begins with random weights, not with those of {_FILES}{asked.config.removeprefix(_FILES)}, as its sizes are others"
+    return [Problem("initialise.weights", words, hint=f"initialise.weights={asked.value} asks for them", where=values[-1].where)]
+
+
 def settle(cfg: DictConfig, changed: Sequence[Change], given: Sequence[str], project: Project) -> list[Problem]:
     """Leave out of the config, in place, what the other choices that `changes` found do not take; what overrides set stays.
 

@@ -265,3 +265,12 @@ def test_a_model_of_ones_own_is_looked_at_and_an_edit_after_that_is_noticed(
     package.write_text(NET.replace("depth: int = 1", "width: int = 1"))
     again = compose(["experiment=base", "model=mine"], project=project)
     assert sources.edited_since_import(again.code) == ["lab_of_choices.py"]
+
+
+def test_a_reduced_experiment_that_begins_without_its_weights_says_so() -> None:
+    given = ["experiment=resnet50_fine_tuned", "debug=tiny"]
+    (only,) = told(compose(given, project=Project(Path.cwd())))
+    assert "initialise.weights: debug=tiny begins with random weights, not with those of experiment/resnet50_fine_tuned" in only
+    for more in (["initialise.weights=null"], ["initialise.weights=torchvision:IMAGENET1K_V1"]):
+        assert told(compose([*given, *more], project=Project(Path.cwd()))) == []
+    assert told(compose(given[:1], project=Project(Path.cwd()))) == []
