@@ -19,11 +19,6 @@ SOURCES: Final = ("torchvision:", "torchaudio:")
 AUDIO: Final = "https://download.pytorch.org/torchaudio/"
 
 
-def is_published(name: str) -> bool:
-    """Whether weights are given by name."""
-    return name.startswith(SOURCES)
-
-
 def load_published(name: str, *, made_by: str = "", sha256: str | None = None) -> dict[str, Tensor]:
     """The weights of that name, as the library that publishes them gives them to its own model.
 

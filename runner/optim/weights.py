@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from torch import Tensor, nn
 
 from samewise.runner.errors import ConfigError, Problem, close, first_line, nearest
-from samewise.runner.optim.published import SOURCES, is_published, load_published
+from samewise.runner.optim.published import SOURCES, load_published
 from samewise.runner.records import checkpoint, hugging_face, shards
 from samewise.runner.records.files import read_json
 from samewise.runner.records.tensor_file import read_tensors
@@ -56,7 +56,7 @@ def load_weights(
     if file is None:
         parametrise()
         return
-    if is_published(file):
+    if file.startswith(SOURCES):
         state = load_published(file, made_by=made_by, sha256=sha256)
         _require_their_input(model)
     else:

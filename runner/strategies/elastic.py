@@ -67,7 +67,7 @@ class Elastic(RankStrategy):
 
     def _require(self, replicas: int, ranks: int) -> None:
         """Refuse more processes than replicas, or processes that would carry unequally many."""
-        possible = [number for number in range(1, replicas + 1) if number == 1 or _is_power_of_two(replicas / number)]
+        possible = [number for number in range(1, replicas + 1) if number == 1 or (replicas % number == 0 and (replicas // number).bit_count() == 1)]
         words = ", ".join(map(str, possible[:-1])) + f" or {possible[-1]}" if len(possible) > 1 else "1"
         if ranks > replicas:
             message = f"{ranks} processes cannot share {replicas} replica{'s' * (replicas > 1)}"
@@ -102,7 +102,3 @@ class Elastic(RankStrategy):
         everyone, touched = self.gather(tallies, self._carried.close())
         self._carried.give_back(touched)
         return add_tallies(everyone)
-
-
-def _is_power_of_two(value: float) -> bool:
-    return value.is_integer() and int(value).bit_count() == 1

@@ -68,7 +68,7 @@ def out_of_memory(run: Run, error: BaseException) -> Problem | None:
     if not asked:
         return None
     where = f"step {run.step + 1}" if run.step else "batch_size, model"
-    if not _in_training(error):
+    if not any(frame.f_code.co_name == "train_step" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return Problem(where if run.step else "evaluate.batch_size, model", f"an evaluation {asked}", hint="a smaller evaluate.batch_size, or a smaller model")
     asked = asked if run.step else f"the first step {asked}"
     traceback.clear_frames(error.__traceback__)  # what they hold of the step that failed is given back
@@ -131,11 +131,6 @@ def _forward(run: Run, samples: int) -> tuple[int, int]:
         for name, one in run.model.named_buffers():
             one.copy_(buffers[name])
     return most, held
-
-
-def _in_training(error: BaseException) -> bool:
-    """Whether a step of training raised it, and not an evaluation."""
-    return any(frame.f_code.co_name == "train_step" for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _hint(run: Run, found: Mapping[str, int]) -> str:

@@ -6,13 +6,12 @@ from .combine import ByOptimizer, Chained, Sequential
 from .decay import Constant, Cosine, Exponential, MultiStep, Polynomial, Step
 from .one_cycle import OneCycle
 from .plateau import Plateau
-from .warmup import ConstantWarmup, LinearWarmup
+from .warmup import LinearWarmup
 
 __all__ = [
     "ByOptimizer",
     "Chained",
     "Constant",
-    "ConstantWarmup",
     "Cosine",
     "Exponential",
     "Group",
