@@ -17,7 +17,6 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from samewise.runner.config import json_types, slots
-from samewise.runner.config.annotations import passed_on
 from samewise.runner.config.catalogue import choices_of, field_summaries
 from samewise.runner.config.instantiate import locate
 from samewise.runner.config.json_types import ANY, DEFAULTS, REFERENCE, Schema, closed
@@ -121,7 +120,7 @@ class Writer:
     def definitions(self) -> dict[str, Schema]:
         """Of components, places, choices, groups, files and the root, by name."""
         every = {name: one for members in (*self.places.values(), self.parts) for one, names in members.items() for name in names[:1]}
-        self.found: dict[str, Schema] = {name: json_types.of_call(one, passed_on) for name, one in every.items()}
+        self.found: dict[str, Schema] = {name: json_types.of_call(one) for name, one in every.items()}
         for names in self.used.values():
             names[:] = [name for name in dict.fromkeys(names) if name in self.found]
         self.found |= json_types.SHARED

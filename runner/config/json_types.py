@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from samewise.runner.config.annotations import OBJECTS, evaluate
+from samewise.runner.config.annotations import OBJECTS, evaluate, passed_on
 
 Schema = dict[str, Any]
 
@@ -78,8 +78,8 @@ def _sequence(kind: type, inner: tuple[Any, ...]) -> Schema:
     return {"type": "array", "items": of(inner[0]) if inner else ANY}
 
 
-def of_call(made: Callable[..., Any], passed_on: Callable[[Callable[..., Any]], list[str] | None]) -> Schema:
-    """A component's mapping: the arguments that a class or function takes; of one that takes any keyword those that `passed_on` knows, or None."""
+def of_call(made: Callable[..., Any]) -> Schema:
+    """A component's mapping: the arguments that a class or function takes."""
     about, described = description(made), arguments(made)
     schema: Schema = {"type": "object", "properties": {}, "additionalProperties": False} | ({"description": about} if about else {})
     try:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from samewise.runner.config import schema
 from samewise.runner.data import streams
 from samewise.runner.data.dataset import sample_name, without_transforms
 from samewise.runner.data.drawn import Drawn
@@ -150,26 +151,18 @@ class Loader:
     Args:
         keyed: The data.
         keys: Makes an iterator over the keys wanted.
-        num_workers: Processes that make batches; 0: this one.
-        prefetch_factor: Batches each worker makes ahead.
-        pin_memory: Page-locked memory, for CUDA; workers' batches only: others are pinned as they are sent (`data/device.py`).
+        settings: Those of workers; None: there are none.
+        is_cuda: Whether the batches go to a CUDA device: workers' may lie in page-locked memory; others are pinned as they are sent (`data/device.py`).
         persistent: Keep the workers from one iteration to the next.
     """
 
     def __init__(
-        self,
-        keyed: KeyedDataset,
-        keys: Callable[[], Iterator[Key]],
-        *,
-        num_workers: int = 0,
-        prefetch_factor: int = 2,
-        pin_memory: bool = False,
-        persistent: bool = False,
+        self, keyed: KeyedDataset, keys: Callable[[], Iterator[Key]], settings: schema.Loader | None = None, *, is_cuda: bool = False, persistent: bool = False
     ) -> None:
         self._keyed = keyed
         self._keys = keys
         self._workers: DataLoader[Any] | None = None
-        if num_workers:
+        if settings and settings.num_workers:
             # How many workers are too many is the user's to say; torch's warning comes once a loader.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._workers = DataLoader(
@@ -177,10 +170,10 @@ class Loader:
                 sampler=_Keys(keys),  # pyright: ignore[reportArgumentType] (any iterable will do)
                 batch_size=None,
                 collate_fn=_unchanged,
-                num_workers=num_workers,
-                prefetch_factor=prefetch_factor,
+                num_workers=settings.num_workers,
+                prefetch_factor=settings.prefetch_factor,
                 persistent_workers=persistent,
-                pin_memory=pin_memory,
+                pin_memory=settings.pin_memory and is_cuda,
                 worker_init_fn=_start_worker,
                 generator=torch.Generator(),  # its own: otherwise each iteration draws from the global one
             )

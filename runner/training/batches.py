@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from samewise.runner.data.device import Ahead, one_ahead
 from samewise.runner.data.loading import Loader, MicroBatch, training_keys
@@ -21,15 +22,9 @@ def training_batches(run: Run) -> Iterator[list[MicroBatch]]:
 
 
 def _loaded(run: Run, steps: range, send: Callable[[Batch], Callable[[], Batch]] | None) -> Iterator[list[MicroBatch]]:
-    mine, settings = run.strategy.micro_batches, run.config.loader
-    loader = Loader(
-        run.splits["train"].keyed,
-        lambda: training_keys(run.order, run.plan, first_step=steps.start, steps=steps.stop, micro_batches=mine),
-        num_workers=settings.num_workers,
-        prefetch_factor=settings.prefetch_factor,
-        pin_memory=settings.pin_memory and run.strategy.device.type == "cuda",
-    )
-    batches = iter(loader)
+    mine, is_cuda = run.strategy.micro_batches, run.strategy.device.type == "cuda"
+    keys = partial(training_keys, run.order, run.plan, first_step=steps.start, steps=steps.stop, micro_batches=mine)
+    batches = iter(Loader(run.splits["train"].keyed, keys, run.config.loader, is_cuda=is_cuda))
     for step in steps:
         numbers = mine if run.plan.fills_all else [number for number in mine if not run.plan.is_empty(step, number)]
         yield [MicroBatch(number, batch, send(batch) if send else None) for number, batch in zip(numbers, batches, strict=False)]

@@ -171,16 +171,8 @@ def left_out(run: Run, split: str) -> str:
 def _loader(run: Run, split: Split) -> Loader:
     """The split's loader, made at its first use and kept with its workers."""
     if split.loader is None:
-        settings, size, length = run.config.loader, run.evaluate.batch_size, len(split.dataset)
-        keys = list(evaluation_keys(length, size))
-        split.loader = Loader(
-            split.keyed,
-            lambda: (keys[number] for number in _share(run, split)),
-            num_workers=settings.num_workers,
-            prefetch_factor=settings.prefetch_factor,
-            pin_memory=settings.pin_memory and run.strategy.device.type == "cuda",
-            persistent=True,
-        )
+        keys, is_cuda = list(evaluation_keys(len(split.dataset), run.evaluate.batch_size)), run.strategy.device.type == "cuda"
+        split.loader = Loader(split.keyed, lambda: (keys[number] for number in _share(run, split)), run.config.loader, is_cuda=is_cuda, persistent=True)
     return split.loader
 
 

@@ -23,6 +23,7 @@ from samewise.datasets.transforms.geometry import (
 from samewise.datasets.transforms.mixing import CutMix, MixUp, MixUpOrCutMix
 from samewise.datasets.transforms.numeric import Normalize, ToFloat
 from samewise.datasets.transforms.policies import RandAugment, TrivialAugmentWide
+from samewise.runner.config import schema
 from samewise.runner.data import streams
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
 from samewise.runner.errors import ConfigError
@@ -177,7 +178,7 @@ def flipped(epoch: int, seed: int = 0, *, workers: int = 0) -> list[bool]:
     order = torch.randperm(2000, generator=torch.Generator().manual_seed(epoch)).tolist()
     keys = [Key(epoch, start, tuple(order[start : start + 500])) for start in range(0, 2000, 500)]
     transform, seen = AlternatingHorizontalFlip(seed), dict[int, bool]()
-    for batch in Loader(keyed, lambda: iter(keys), num_workers=workers):
+    for batch in Loader(keyed, lambda: iter(keys), schema.Loader(num_workers=workers)):
         torch.rand(3)
         made = transform(batch)
         assert made["place"] is batch["place"]

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import default_collate
 
 from samewise.recipes.classification import Classification
+from samewise.runner.config import schema
 from samewise.runner.data.dataset import WithTransform
 from samewise.runner.data.loading import Key, KeyedDataset, Loader
 from samewise.runner.errors import DataError, Problem
@@ -35,7 +36,7 @@ class Noisy:
 
 def batches(num_workers: int, *, keys=None, seed: int = 0) -> list[int]:
     wanted = keys or [Key(epoch, start, tuple(range(start, start + 8))) for epoch in range(2) for start in range(0, 48, 8)]
-    loader = Loader(KeyedDataset(Noisy(), default_collate, seed=seed, stream="sample"), lambda: iter(wanted), num_workers=num_workers)
+    loader = Loader(KeyedDataset(Noisy(), default_collate, seed=seed, stream="sample"), lambda: iter(wanted), schema.Loader(num_workers=num_workers))
     return [value_digest(batch) for batch in loader]
 
 
@@ -50,7 +51,7 @@ def test_a_worker_goes_on_when_a_scheduler_tells_all_processes_of_a_job_to_end()
     """It is the main process that stops, when its step is done; for that it needs the worker's batches."""
     wanted = [Key(0, start, (start,)) for start in range(20)]
     others = multiprocessing.active_children()
-    loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), num_workers=1))
+    loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), schema.Loader(num_workers=1)))
     found = [value_digest(next(loader))]
     (worker,) = (child for child in multiprocessing.active_children() if child not in others)
     worker.terminate()
@@ -63,7 +64,7 @@ def test_a_worker_goes_on_when_a_scheduler_tells_all_processes_of_a_job_to_end()
 def test_a_worker_that_is_killed_is_named_with_what_may_have_killed_it() -> None:
     others = multiprocessing.active_children()
     keys = [Key(0, start, (start,)) for start in range(20)]
-    loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(keys), num_workers=1))
+    loader = iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(keys), schema.Loader(num_workers=1)))
     next(loader)
     (worker,) = (child for child in multiprocessing.active_children() if child not in others)
     worker.kill()
@@ -185,6 +186,6 @@ def test_loading_draws_nothing_from_the_global_generator():
     torch.manual_seed(0)
     wanted = [Key(0, 0, (0, 1))]
     state = torch.default_generator.get_state()
-    iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), num_workers=1))
+    iter(Loader(KeyedDataset(Noisy(), default_collate, seed=0, stream="sample"), lambda: iter(wanted), schema.Loader(num_workers=1)))
     assert torch.equal(torch.default_generator.get_state(), state)
     assert torch.rand(()) == expected
