@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from samewise.runner.config.tree import at
 from samewise.runner.config.yaml_files import VALUES, too_many
 from samewise.runner.errors import ConfigError, Problem
 
@@ -40,7 +41,7 @@ def require_modest_references(cfg: DictConfig) -> None:
     if size >= LARGEST:
         path = max((path for path, (size, *_) in known.items() if size >= LARGEST), key=len)
         words = "repeats other values so often that it would not fit into memory"
-        raise ConfigError(Problem(".".join(path), words, _at(whole, path), f"a config of at most {LARGEST:,} characters, all its ${{...}} followed"))
+        raise ConfigError(Problem(".".join(path), words, at(whole, path), f"a config of at most {LARGEST:,} characters, all its ${{...}} followed"))
     if values > VALUES:  # of all files together, and with their references followed: each file is within the limit
         raise too_many("the config")
 
@@ -70,7 +71,7 @@ def _followed(whole: Any, path: tuple[str, ...], text: str, known: dict[tuple[st
     while found := _INNERMOST.search(text):
         before, after = text[: found.start()], text[found.end() :]
         target = _target(found[1], path)
-        parts.append(_measured(whole, target, _at(whole, target), known))
+        parts.append(_measured(whole, target, at(whole, target), known))
         is_part = before.rfind("${") > before.rfind("}")
         text = before + (_text_at(whole, target) if is_part and parts[-1][0] <= _SHORT else "") + after
     return parts, text
@@ -84,20 +85,9 @@ def _target(reference: str, path: tuple[str, ...]) -> tuple[str, ...]:
     return (*(path[:-dots] if dots else ()), *(part for part in re.split(r"[.\[\]]", name[dots:]) if part))
 
 
-def _at(whole: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        if isinstance(whole, Mapping):
-            whole = cast(Mapping[str, Any], whole).get(part)
-        elif isinstance(whole, list) and part.isdecimal() and int(part) < len(cast(list[Any], whole)):
-            whole = whole[int(part)]
-        else:
-            return None
-    return whole
-
-
 def _text_at(whole: Any, path: tuple[str, ...]) -> str:
     """The text at a path, its own references replaced. It is short, so they are few."""
-    text = str(_at(whole, path))
+    text = str(at(whole, path))
     while found := _INNERMOST.search(text):
         text = text[: found.start()] + _text_at(whole, _target(found[1], path)) + text[found.end() :]
     return text

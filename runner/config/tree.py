@@ -34,12 +34,15 @@ def flat(node: Any, under: str = "", *, lists: bool = True) -> Iterator[tuple[st
         yield from flat(value, f"{under}.{key}" if under else str(key), lists=lists)
 
 
-def at(node: Any, path: str, otherwise: Any = None) -> Any:
-    """The value at a path of a plain config; `otherwise` where it leads through something that is not a mapping, None where a key is missing."""
-    for part in path.split("."):
-        if not isinstance(node, Mapping):
+def at(node: Any, path: str | Sequence[str], otherwise: Any = None) -> Any:
+    """The value at a path of a plain config; `otherwise` where it leads through something that has no parts, None where a key is missing."""
+    for part in path.split(".") if isinstance(path, str) else path:
+        if isinstance(node, Mapping):
+            node = cast(Mapping[str, Any], node).get(part)
+        elif isinstance(node, list) and part.isdecimal() and int(part) < len(cast(list[Any], node)):
+            node = node[int(part)]
+        else:
             return otherwise
-        node = cast(Mapping[str, Any], node).get(part)
     return node
 
 

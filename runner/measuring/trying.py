@@ -17,8 +17,7 @@ from samewise.runner.interfaces import Outcome
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.loop import train_step
-from samewise.runner.training.progress import Progress
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Progress, Run
 from samewise.runner.training.state import restore, state_of
 
 NEAR = 0.03

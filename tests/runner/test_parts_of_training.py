@@ -35,9 +35,8 @@ from samewise.runner.training.due import checkpoint_due, evaluation_due, evaluat
 from samewise.runner.training.finite import require_finite_model, require_finite_step
 from samewise.runner.training.loop import train_step
 from samewise.runner.training.phase import TrainingPhase
-from samewise.runner.training.progress import Progress
 from samewise.runner.training.recorder import Recorder
-from samewise.runner.training.run import Run
+from samewise.runner.training.run import Progress, Run
 from samewise.runner.training.state import load_weights, restore, save, state_of, summarise
 
 DRAWN = settings(

@@ -11,4 +11,5 @@ def test_every_value_of_a_config_has_a_path():
 def test_a_value_is_found_by_its_path():
     assert at(CONFIG, "a.b") == [1, 2]
     assert at(CONFIG, "a.x", "???") is None
-    assert at(CONFIG, "a.b.0", "???") == "???"
+    assert at(CONFIG, "a.b.1") == 2
+    assert at(CONFIG, "a.b.2", "???") == at(CONFIG, "a.b.x", "???") == "???"
