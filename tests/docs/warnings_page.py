@@ -64,7 +64,7 @@ def page() -> str:
     table += "| `resume_from` with a schedule made for another length | the learning rate jumps |\n"
     table += "| `train callbacks=a,b` | this is a sweep, with a run for each; `callbacks=[a,b]` is one run with both |\n"
     table += "| A metric that torchmetrics warns of | a class without evaluated samples makes it meaningless; reported once, when it is first computed |\n"
-    table += "| `debug=...` of an experiment with `initialise.weights` | the reduced run begins with random weights: its sizes are others |\n"
+    table += "| `debug=...` of an experiment with `initialise.weights` | the reduced run starts with random weights, since its model has other sizes |\n"
     table += "| A loss in the second half of `debug=...` that is five times the first loss | the learning rate is too high, or the model has a mistake |\n"
     blocks = []
     for what, (_, overrides) in WARNINGS.items():
