@@ -168,8 +168,12 @@ def test_an_export_as_an_mlflow_model_is_its_folder_and_says_what_goes_in_and_co
 GENERATOR = ["experiment=gan_digits", "debug=tiny", "max_steps=2", "evaluate.pictures=false"]
 
 
+SERVED_OFTEN = ("classification", "detection", "vocoder")
+"""One array, several, and several models: the exports of the others are served by the long tests."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [*EXPERIMENTS, "adversarial"])
+@pytest.mark.parametrize("recipe", [pytest.param(one, marks=() if one in SERVED_OFTEN else pytest.mark.long) for one in (*EXPERIMENTS, "adversarial")])
 def test_an_export_that_is_logged_answers_with_what_onnxruntime_makes_of_its_file(samewise, recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

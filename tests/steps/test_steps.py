@@ -15,7 +15,7 @@ ALWAYS_THE_SAME = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate], print_blob=False, suppress_health_check=list(HealthCheck)
 )
 """No random draw from run to run, no search for a smaller example: a case is small."""
-FEW, SOME, MANY = (settings(ALWAYS_THE_SAME, max_examples=number) for number in (10, 25, 300))
+FEW, SOME, MANY = (settings(ALWAYS_THE_SAME, max_examples=number) for number in (10, 25, 150))
 
 
 @example(Case(memory_format="channels_last", replicas=2))
