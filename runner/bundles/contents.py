@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.utils import canonicalize_name
 
 from samewise.runner.bundles import data_files, description, locked
 from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, OWN, RUN, Part
@@ -88,7 +89,7 @@ def _require_the_same(folder: RunFolder, recorded: Mapping[str, Any], pins: Mapp
     problems = [Problem(str(folder.path), f"cannot be bundled with the code that is here: {said}", hint=_CHECKED_OUT) for said in changed]
     trained_with = {name: recorded.get("versions", {}).get(name) for name in environment.NUMERIC} | recorded.get("libraries", {})
     for name, version in trained_with.items():
-        here = pins.get(locked.canonical(name))
+        here = pins.get(canonicalize_name(name))
         if version and here != version:
             problems.append(
                 Problem(str(folder.path), f"was trained with {name} {version}, and {here or 'none'} is installed here", hint=f"install {name}=={version}")

@@ -7,15 +7,11 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from samewise.runner.errors import ConfigError, Problem
 
 _PIN = re.compile(r"[a-z0-9][a-z0-9.-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
-
-
-def canonical(name: str) -> str:
-    """A distribution's name as pip compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pins(imported: Iterable[str]) -> dict[str, str]:
@@ -30,14 +26,14 @@ def pins(imported: Iterable[str]) -> dict[str, str]:
     found, seen = dict[str, str](), set[tuple[str, str]]()
     while todo:
         name, extra = todo.pop()
-        if (canonical(name), extra) in seen:
+        if (canonicalize_name(name), extra) in seen:
             continue
-        seen.add((canonical(name), extra))
+        seen.add((canonicalize_name(name), extra))
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue  # not for this platform, or an extra that is not installed
-        found[canonical(name)] = distribution.version
+        found[canonicalize_name(name)] = distribution.version
         for requirement in map(_parsed, distribution.requires or ()):
             if requirement and (requirement.marker is None or requirement.marker.evaluate({"extra": extra})):
                 todo += [(requirement.name, one) for one in ("", *requirement.extras)]

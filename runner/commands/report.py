@@ -44,7 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from samewise.runner.sweep.comparison import pages
-    from samewise.runner.sweep.page import page, points_csv, settings_csv
+    from samewise.runner.sweep.page import as_csv, page
+    from samewise.runner.sweep.rows import point_rows, setting_rows
 
     folder = find(args.sweep, run_root=args.run_root)
     objectives: Mapping[str, str] | None = folder.facts["sweeper"].get("objectives")
@@ -55,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     known, spent = effects(found), cost(folder, found)
     files = {
         "index.html": page(folder, found, known, spent, pages(folder, found), objectives),
-        "settings.csv": settings_csv(found),
-        "points.csv": points_csv(found),
+        "settings.csv": as_csv(setting_rows(found, exact=True)),
+        "points.csv": as_csv(point_rows(found, exact=True)),
     }
     written = _write(folder.path / "report", files)
     if args.json:
@@ -86,11 +87,12 @@ def _write(home: Path, files: Mapping[str, str]) -> list[Path]:
 
 
 def _print(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Effect], spent: Cost, page: Path) -> None:
-    from samewise.runner.sweep.tables import print_cost, print_effects, print_pages, print_settings
+    from samewise.runner.sweep.rows import cost_in_words
+    from samewise.runner.sweep.tables import print_effects, print_pages, print_settings
 
     print_settings(folder, found)
     print_effects(known)
-    print_cost(spent)
+    print(f"cost     {cost_in_words(spent)}")
     print_pages(folder, found)
     print(f"page     {page}\nCSV      {page.with_name('settings.csv')}, {page.with_name('points.csv')}")
 

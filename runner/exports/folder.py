@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from samewise.runner.errors import ConfigError, Problem, first_line
+from samewise.runner.errors import ConfigError, Problem, first_few, first_line
 from samewise.runner.exports import clients, formats
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
 from samewise.runner.exports.compared import difference
-from samewise.runner.exports.operators import by_name
-from samewise.runner.exports.runtimes import Runtime, Truth, some, tried, tried_in
+from samewise.runner.exports.runtimes import Runtime, Truth, tried, tried_in
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
@@ -78,13 +77,13 @@ def write(
     found, numbers, lost = list[Runtime](), dict[str, Tensor](), dict[str, dict[str, Any]]()
     for name in to:
         form = formats.FORMATS[name]
-        numbers |= by_name(formats.write(form, call, folder / form.file), name)
+        numbers |= {f"{name}/{one.name}": one.numbers for one in formats.write(form, call, folder / form.file)}
         if not form.is_exact:
             assert accuracy is not None
             given = dict(zip(call.outputs, formats.run(form, folder / form.file, call.inputs), strict=True))
             vectors |= {f"{name}/{one}": tensor for one, tensor in given.items()}
             if other := form.altered(folder / form.file, weights):
-                words = f"was not exported: these weights are further off than int8 rounds them: {some(other)}"
+                words = f"was not exported: these weights are further off than int8 rounds them: {first_few(other, 5)}"
                 raise ConfigError(Problem("--to", words, name, hint=f"the file is left at {folder / form.file} to look at"))
             apart, loss = difference(call.outputs, given), accuracy(form.load(folder / form.file))
             lost[name] = asdict(loss) | {"differs": apart.relative if apart else 0.0}
@@ -137,7 +136,7 @@ def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) ->
     vectors, weights = (_read(folder / name) for name in (VECTORS, WEIGHTS))
     inputs, outputs = ({name: vectors[f"{kind}/{name}"] for name in said[f"{kind}s"] if f"{kind}/{name}" in vectors} for kind in ("input", "output"))
     changed = [name for name in said["weights"] if name not in weights or _sha256(weights[name]) != said["weights"][name]]
-    words = f"altered since the export: {some(changed)}" if changed else f"{len(weights)} tensors, as exported"
+    words = f"altered since the export: {first_few(changed, 5)}" if changed else f"{len(weights)} tensors, as exported"
     found = [Runtime("safetensors", words, same=not changed, sound=not changed)]
     if _is_altered(folder / VECTORS, said["files"]):
         return [*found, Runtime("vectors", f"{VECTORS} was altered since the export: there is nothing to compare the models with")]

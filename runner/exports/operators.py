@@ -5,7 +5,7 @@ Numbers of every operator of the program, evenly spaced, are kept with the expor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,8 +88,3 @@ def first_apart(expected: Mapping[str, Tensor], found: Iterable[Operator], *, to
         if apart and (apart.relative > tolerance or not tolerance):
             return one
     return None
-
-
-def by_name(operators: Iterable[Operator], format: str) -> Iterator[tuple[str, Tensor]]:
-    """Their numbers as they are kept in a file of tensors: FORMAT/NAME."""
-    yield from ((f"{format}/{one.name}", one.numbers) for one in operators)

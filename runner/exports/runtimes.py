@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from samewise.runner.errors import first_line
+from samewise.runner.errors import first_few, first_line
 from samewise.runner.exports import clients, formats
 from samewise.runner.exports.compared import Difference, difference
 from samewise.runner.exports.operators import first_apart
@@ -119,10 +119,5 @@ def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) ->
     except Exception as error:
         words = f"; its weights cannot be read: {first_line(error)}"
         return [], words, words
-    words = f"these weights are others than the model's: {some(others)}" if others else "its weights are the model's, so an operator computes otherwise"
+    words = f"these weights are others than the model's: {first_few(others, 5)}" if others else "its weights are the model's, so an operator computes otherwise"
     return others, f"; {words}", ""
-
-
-def some(names: Sequence[str]) -> str:
-    """The first of many names."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -50,11 +50,6 @@ class Job:
         """What to run on this machine, or on one with the same file system."""
         return [sys.executable, *self.arguments]
 
-    @property
-    def log(self) -> Path:
-        """Where its output goes."""
-        return self.sweep / "logs" / f"{self.number:04d}.log"
-
 
 class Standing(enum.StrEnum):
     """What a launcher knows of a job."""

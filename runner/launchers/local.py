@@ -154,7 +154,7 @@ def _environment(job: Job, share: _Share) -> dict[str, str]:
 
 def _spawn(job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> subprocess.Popen[bytes]:
     command = [*(["taskset", "-c", ",".join(map(str, cores))] if cores else []), *job.command]
-    with open(job.log, "ab") as log:
+    with open(SweepFolder(job.sweep).log(job.number), "ab") as log:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 from samewise.runner.launchers.base import Job
 from samewise.runner.processes.this_process import REPORTER, close_input, end_with_parent
 from samewise.runner.processes.variables import thread_variables
+from samewise.runner.records.sweep_folder import SweepFolder
 
 _PRELOAD = (
     "torch",
@@ -66,7 +67,7 @@ class JobParent:
     def start(self, job: Job, environment: Mapping[str, str], cores: Sequence[int] | None) -> None:
         """Have it fork a job."""
         self._live.add(job.number)
-        self._say({"start": job.number, "sweep": str(job.sweep), "log": str(job.log), "environment": dict(environment), "cores": cores, "cwd": str(Path.cwd())})
+        self._say({"start": job.number, "sweep": str(job.sweep), "environment": dict(environment), "cores": cores, "cwd": str(Path.cwd())})
 
     def ended(self) -> dict[int, int]:
         """The exit codes of the jobs that have ended since it was last asked; negative: the signal. All of them, where it has died itself."""
@@ -171,7 +172,7 @@ def _be(message: Mapping[str, Any]) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         end_with_parent(signal.SIGTERM)
-        log = os.open(message["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        log = os.open(SweepFolder(Path(message["sweep"])).log(message["start"]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         null = os.open(os.devnull, os.O_RDONLY)
         for end, file in ((0, null), (1, log), (2, log)):
             os.dup2(file, end)

@@ -196,7 +196,7 @@ class Slurm(Launcher):
         links = [self._home / f"{file.stem}-{index}.log" for index in range(len(jobs))]
         for link, job in zip(links, jobs, strict=True):
             link.unlink(missing_ok=True)
-            link.symlink_to(job.log.absolute())
+            link.symlink_to(self._sweep.log(job.number).absolute())
         logs = str(self._home / f"{file.stem}-").replace("%", "%%") + "%a.log"
         command = [
             "sbatch",

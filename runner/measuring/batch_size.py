@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from samewise.runner.errors import Problem, TrainingError, memory_asked_for
-from samewise.runner.measuring.trying import NEAR, SetRate, Trial, require_one_process
+from samewise.runner.measuring.trying import NEAR, SetRate, Trial
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.training.memory import in_words
 from samewise.runner.training.run import Run
@@ -65,7 +65,6 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
     Returns:
         All that were tried, by size.
     """
-    require_one_process(run)
     trial, unit = Trial(run), run.micro_batches
     most = run.plan.samples
     bound = memory if memory is not None or run.strategy.device.type == "cuda" else taken() + round(_SHARE * free_memory())

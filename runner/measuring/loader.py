@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from samewise.runner.measuring.trying import NEAR, SetRate, Trial, require_one_process
+from samewise.runner.measuring.trying import NEAR, SetRate, Trial
 from samewise.runner.training.run import Run
 
 _ROUNDS = 2
@@ -35,7 +35,6 @@ def find(run: Run, *, steps: int, most: int | None, tell: Callable[[Loading], No
         most: The most workers; None: as many as this process has cores.
         tell: Is told each setting as it has been measured.
     """
-    require_one_process(run)
     trial, tried = Trial(run), list[Loading]()
 
     def attempt(workers: int, prefetch: int, *, pin: bool) -> Loading:

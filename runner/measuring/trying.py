@@ -12,7 +12,6 @@ import torch
 
 from samewise.runner.data import streams
 from samewise.runner.data.loading import MicroBatch
-from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.interfaces import Outcome
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.training.batches import training_batches
@@ -76,13 +75,6 @@ class Trial:
                 batches = None  # and with them their workers
                 self._run.clear_gradients()
                 gc.collect()
-
-
-def require_one_process(run: Run) -> None:
-    """Raise a ConfigError for a run of several processes."""
-    if run.strategy.peers.size > 1:
-        hint = "strategy=single replicas=1; batch_size is then that of each"
-        raise ConfigError(Problem("strategy", "what is tuned here is what one process does", hint=hint))
 
 
 def as_overrides(found: Mapping[str, Any]) -> list[str]:

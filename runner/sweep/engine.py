@@ -6,8 +6,7 @@ import signal
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -27,7 +26,6 @@ from samewise.runner.sweepers.space import Space
 
 MOST_TRIES = 3
 """How often a job is started that ends without a word (killed for memory, a machine that died), in one go."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -106,7 +104,7 @@ class Sweep:
         Raises:
             Interrupted: asked to stop; jobs that ran have saved.
         """
-        with _asked_to_stop(self):
+        with on_signals((signal.SIGINT, signal.SIGTERM), self._ask_stop):
             self._tell_ended()
             while True:
                 self._fill()
@@ -118,8 +116,9 @@ class Sweep:
         if self._stopping:
             raise Interrupted(Problem(self.folder.id, "stopped; the jobs that ran have saved", hint="run the same command again to resume"))
 
-    def ask_stop(self) -> None:
+    def _ask_stop(self, number: int, frame: FrameType | None) -> None:
         """Start nothing more; have the running jobs save and stop; on a second call, end them."""
+        self.watcher.say("stopping: running jobs will finish their step and save; press Ctrl-C again to stop them immediately")
         self._stopping += 1
         self.launcher.cancel(list(self._running), kill=self._stopping > 1)
 
@@ -260,18 +259,6 @@ def _together(ends: Sequence[PointResult]) -> Result:
             if all(name in one for one in several):
                 metrics[prefix + name] = statistics.fmean(one[name] for one in several)
     return Result("finished", metrics)
-
-
-@contextmanager
-def _asked_to_stop(sweep: Sweep) -> Generator[None]:
-    """Ctrl-C and SIGTERM: start nothing more, have the jobs save."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        sweep.watcher.say("stopping: running jobs will finish their step and save; press Ctrl-C again to stop them immediately")
-        sweep.ask_stop()
-
-    with on_signals(_SIGNALS, ask):
-        yield
 
 
 def refuse_unlisted(launcher: Launcher, sweeper: Sweeper) -> None:

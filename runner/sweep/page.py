@@ -72,16 +72,6 @@ def _drawn(plot: Callable[..., str], *given: Any) -> str:
         return ""
 
 
-def settings_csv(found: Sequence[PointResult]) -> str:
-    """One line a setting, the best first."""
-    return _csv(setting_rows(found, exact=True))
-
-
-def points_csv(found: Sequence[PointResult]) -> str:
-    """One line a point."""
-    return _csv(point_rows(found, exact=True))
-
-
 def _head(folder: SweepFolder, found: Sequence[PointResult], spent: Cost, pages: Pages | None) -> str:
     lines = [f"<h1>{html.escape(folder.id)}</h1>", f"<p><code>samewise sweep {html.escape(shlex.join(folder.facts['overrides']))}</code></p>"]
     lines.append(f"<p>{number_of(len(found), 'point')}: {counted(found)}. {cost_in_words(spent)}.</p>")
@@ -104,7 +94,8 @@ def table(rows: Sequence[Row], *, state: bool = False) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "\n</tbody></table>"
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
+    """Rows as CSV, in which nothing is a formula of a spreadsheet's, without passwords and tokens."""
     out = io.StringIO()
     writer = csv.DictWriter(out, columns(rows), lineterminator="\n")
     writer.writerow({name: plain_cell(name) for name in columns(rows)})

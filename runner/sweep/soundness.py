@@ -15,14 +15,13 @@ from samewise.runner.sweep.points import ComposedPoint
 
 
 def require_sound(points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False) -> None:
-    """Raise everything that is wrong with the points, as a ConfigError."""
-    found = problems_of(points, project, elsewhere=elsewhere)
-    if found:
-        raise ConfigError(*found)
+    """Raise everything that is wrong with any of the points, as a ConfigError: each thing once, with how many points have it.
 
-
-def problems_of(points: Sequence[ComposedPoint], project: Project, *, elsewhere: bool = False) -> list[Problem]:
-    """Everything that is wrong with any of the points, which may run on other machines: each thing once, with how many points have it."""
+    Args:
+        points: Which.
+        project: The user's own.
+        elsewhere: They run on other machines.
+    """
     from samewise.runner.config.check import components, machine, settings
 
     def find(some: Mapping[str, Any]) -> list[Problem]:
@@ -42,7 +41,8 @@ def problems_of(points: Sequence[ComposedPoint], project: Project, *, elsewhere:
             what = {"processes": [made.whole[key] for key in ("strategy", "device", "replicas", "accumulate")]}
             for problem in _once(seen_here, what, lambda _, made=made: _misfits(made.composed, project)):
                 found.setdefault((problem.path, problem.message), []).append((made.point, problem))
-    return [_counted(each, len(points)) for each in found.values()]
+    if found:
+        raise ConfigError(*(_counted(each, len(points)) for each in found.values()))
 
 
 def cautions(points: Sequence[ComposedPoint], told: set[tuple[str, str]]) -> list[Problem]:

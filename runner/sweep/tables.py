@@ -12,10 +12,9 @@ from rich.text import Text
 from samewise.runner.records.console import PlainConsole
 from samewise.runner.records.sweep_folder import SweepFolder, label, short
 from samewise.runner.sweep.comparison import pages
-from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect
 from samewise.runner.sweep.results import PointResult, State, rank_settings
-from samewise.runner.sweep.rows import Row, columns, cost_in_words, counted, effect_facts, number, setting_rows
+from samewise.runner.sweep.rows import Row, columns, counted, effect_facts, number, setting_rows
 
 _MOST = 30
 
@@ -82,11 +81,6 @@ def print_effects(effects: Sequence[Effect]) -> None:
     console.print()
     console.print(_table(rows, right=("share", "rank correlation")))
     console.print()
-
-
-def print_cost(spent: Cost) -> None:
-    """What the sweep has taken."""
-    print(f"cost     {cost_in_words(spent)}")
 
 
 def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tuple[int, str] | None) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from samewise.runner.launchers.base import Job, Standing
 from samewise.runner.launchers.local import Local
+from samewise.runner.records.sweep_folder import SweepFolder
 
 
 class Telling(Job):
@@ -34,7 +35,7 @@ class Started:
         assert self.launcher.room(list(self.running.values())) == 1
         self.launcher.submit([job])
         self.running[job.number] = job
-        while not (said := job.log.read_text()).endswith("\n"):
+        while not (said := SweepFolder(job.sweep).log(job.number).read_text()).endswith("\n"):
             time.sleep(0.01)
         return said.removeprefix("devices").strip()
 
