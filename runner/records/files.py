@@ -212,6 +212,20 @@ def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[int, bytes]]:
             raise _unreadable(path, error) from None
 
 
+def cut_torn_line(file: int) -> None:
+    """Cut off what follows the end of an open file's last line: the process that wrote it died in the middle."""
+    size = end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(file, end)
+
+
 def parse_json(text: bytes | str) -> Any:
     """A JSON value; a ValueError, in words, where the text is none."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import io
 import json
 import os
 import warnings
@@ -14,6 +13,7 @@ from typing import Any
 from samewise.runner.config.instantiate import call
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.records import locks
+from samewise.runner.records.files import cut_torn_line
 
 try:
     import optuna
@@ -51,9 +51,8 @@ class _Journal(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append whole lines, after cutting off a last one that a process has left unfinished. What has to be durable, `make_durable` makes so."""
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with locks.hold(self._path, wait=True, sign=False), open(self._path, "rb+") as handle:
-            _cut_torn_line(handle)
-            handle.seek(0, os.SEEK_END)
+        with locks.hold(self._path, wait=True, sign=False), open(self._path, "ab+") as handle:
+            cut_torn_line(handle.fileno())
             handle.write(lines.encode())
 
 
@@ -106,14 +105,3 @@ def _made(classes: Mapping[str, type[Any]], name: str, path: str, options: Mappi
         message = f"Optuna's {classes[name].__name__} has no such argument"
         raise ConfigError(*(Problem(f"{path}_options.{option}", message, options[option], hint=nearest(option, known)) for option in unknown))
     return call(classes[name], f"{path}_options", **options)
-
-
-def _cut_torn_line(handle: io.BufferedRandom) -> None:
-    end = handle.seek(0, os.SEEK_END)
-    if end == 0:
-        return
-    handle.seek(end - 1)
-    if handle.read(1) == b"\n":
-        return
-    handle.seek(0)
-    handle.truncate(handle.read().rfind(b"\n") + 1)

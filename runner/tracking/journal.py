@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samewise.runner.records import shapes
-from samewise.runner.records.files import misfit, open_to_read, parse_json, read_lines
+from samewise.runner.records.files import cut_torn_line, misfit, open_to_read, parse_json, read_lines
 
 _LOG = logging.getLogger("samewise.tracking")
 _HELD_BYTES = 32 << 20
@@ -59,7 +59,7 @@ class Journal:
         if (there := open_to_read(path)) is not None:
             there.close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        _cut_torn_line(self._file)
+        cut_torn_line(self._file)
         self._known, self._last = _points(path, from_step=-1 if resume_step is None else resume_step)
         self._held = list[bytes]()
         self._held_bytes = 0
@@ -194,17 +194,3 @@ def _points(path: Path, *, from_step: int) -> tuple[dict[int, tuple[str, ...]], 
         if entry.status is None and entry.step >= from_step:
             known[entry.step] = (*known.get(entry.step, ()), *entry.metrics)
     return known, max(known, default=-1)
-
-
-def _cut_torn_line(file: int) -> None:
-    """Cut off what follows the last line's end: the process that wrote it died in the middle."""
-    size = end = os.fstat(file).st_size
-    while end > 0:
-        start = max(0, end - 65536)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
-    if end < size:
-        os.ftruncate(file, end)
