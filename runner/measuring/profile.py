@@ -25,7 +25,7 @@ from samewise.runner.measuring.ranges import Clock, by_part, samples_timed, time
 from samewise.runner.measuring.told import tell
 from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.tracking.tracker import JournalOnly
+from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training import launch, memory
 from samewise.runner.training.batches import training_batches
 from samewise.runner.training.build import build
@@ -61,15 +61,17 @@ def rehearsed(composed: Composed, *, alone: bool = False) -> Generator[Run]:
             folder.create()
             if run.strategy.peers.is_main:
                 run.recorder.trace.open(0, 0)
-                run.recorder.tracker = JournalOnly(folder, resume_step=None)
+                run.recorder.tracker = Tracker(folder, resume_step=None)
                 run.recorder.tracker.start()
             yield run
         except SamewiseError as error:
-            abandon(run, error)
+            if run:
+                run.strategy.abandon(error)
             raise
         except (Exception, SystemExit) as error:
             explained = run.strategy.peers.explain(error, step=run.step + 1) if run else error
-            abandon(run, explained)
+            if run:
+                run.strategy.abandon(explained)
             if explained is not error or run is None:
                 raise explained from error
             raise ConfigError(refused_operator(error) or memory.out_of_memory(run, error) or misfit(error)) from error
@@ -79,12 +81,6 @@ def rehearsed(composed: Composed, *, alone: bool = False) -> Generator[Run]:
                 run.recorder.tracker.finish("FINISHED")
         if run is not None:
             run.strategy.end()
-
-
-def abandon(run: Run | None, error: BaseException) -> None:
-    """Tell the other ranks that this one fails."""
-    if run is not None:
-        run.strategy.abandon(error)
 
 
 def profiled(composed: Composed, asked: Scope) -> dict[str, Any]:

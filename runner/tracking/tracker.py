@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import logging
 import os
 from collections.abc import Mapping
@@ -24,16 +23,16 @@ _LOG = logging.getLogger("samewise.tracking")
 _MOST_STARTS = 5
 
 
-class Tracker(abc.ABC):
-    """Takes what is to be known of a run. No method raises because a store, a server or the disk fails."""
+class Tracker:
+    """Takes what is to be known of a run, whose folder is the only record. No method raises because a store, a server or the disk fails."""
 
     def __init__(self, folder: RunFolder, *, resume_step: int | None) -> None:
         self.folder = folder
         self._journal = Journal(folder.metrics, resume_step=resume_step)
 
-    @abc.abstractmethod
     def start(self) -> None:
         """Begin. `config.yaml` and `environment.json` are in the folder."""
+        self._journal.status("RUNNING")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Note the values at an optimizer step; a few microseconds. A (key, step) that was noted before keeps its first value and time."""
@@ -43,13 +42,14 @@ class Tracker(abc.ABC):
         """Make durable what was logged, before the checkpoint of `step` is: what lies before a checkpoint is never logged again."""
         self._journal.sync()
 
-    @abc.abstractmethod
     def finish(self, status: str) -> None:
         """End, as FINISHED, FAILED or KILLED (interrupted, resumable). The files under `artifacts/` are complete."""
+        self._journal.status(status)
+        self._journal.close()
 
-    @abc.abstractmethod
     def run_id(self) -> str | None:
         """The MLflow run's id, or None as long as there is none."""
+        return None
 
 
 class Silent(Tracker):
@@ -70,27 +70,6 @@ class Silent(Tracker):
     def finish(self, status: str) -> None:
         """Nothing."""
 
-    def run_id(self) -> str | None:
-        """Always None."""
-        return None
-
-
-class JournalOnly(Tracker):
-    """The run's folder is the only record."""
-
-    def start(self) -> None:
-        """Begin."""
-        self._journal.status("RUNNING")
-
-    def finish(self, status: str) -> None:
-        """End."""
-        self._journal.status(status)
-        self._journal.close()
-
-    def run_id(self) -> str | None:
-        """Always None."""
-        return None
-
 
 class WithSender(Tracker):
     """Starts a sender process, which lives as long as the trainer and then drains. How a run ends is in the journal."""
@@ -105,7 +84,7 @@ class WithSender(Tracker):
 
     def start(self) -> None:
         """Begin, and start the sender."""
-        self._journal.status("RUNNING")
+        super().start()
         self._start_sender()
 
     def before_checkpoint(self, step: int) -> None:
@@ -119,8 +98,7 @@ class WithSender(Tracker):
 
     def finish(self, status: str) -> None:
         """End, and wait up to `flush_timeout_s` for the sender to send everything."""
-        self._journal.status(status)
-        self._journal.close()
+        super().finish(status)
         self._revive()
         sender = self._sender
         if sender is None or not sender.tell_end() or not link.waited(sender, float(self._settings["flush_timeout_s"])):
@@ -149,7 +127,7 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     """
     backends = reported_to(cast(Mapping[str, Any], settings))
     if not backends:
-        return JournalOnly(folder, resume_step=resume_step)
+        return Tracker(folder, resume_step=resume_step)
     plain: Any = OmegaConf.to_container(settings, resolve=True)
     if found := problems(backends):
         raise ConfigError(*found)

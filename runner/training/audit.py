@@ -17,7 +17,7 @@ from samewise.runner.records.states import state_differences
 from samewise.runner.records.trace import STAGES
 from samewise.runner.records.verify import Comparison, Parting
 from samewise.runner.tracking.journal import logged_values
-from samewise.runner.tracking.tracker import JournalOnly
+from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training.due import at_end
 from samewise.runner.training.replay import parameter_names, replay
 from samewise.runner.training.results import logged_partings, summary_partings
@@ -87,7 +87,7 @@ class Audit:
 
     def __post_init__(self) -> None:
         self._initial = copy_to_cpu(state_of(self.run))
-        self.run.recorder.tracker = JournalOnly(self.run.folder, resume_step=None)
+        self.run.recorder.tracker = Tracker(self.run.folder, resume_step=None)
         for callback in self.run.callbacks.values():
             callback.on_start(self.run.recorder.view)
 
