@@ -5,7 +5,6 @@ On the line goes the sender's settings, one line of JSON, then nothing until the
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import json
 import logging
@@ -28,22 +27,8 @@ SHARED = "SAMEWISE_SENDERS"
 LOG = "sender.log"
 TROUBLE = ", retrying:"
 _TAIL = 8192
-
-
-class Link(abc.ABC):
-    """A sender that was started."""
-
-    @abc.abstractmethod
-    def ended(self) -> bool:
-        """Whether it has ended."""
-
-    @abc.abstractmethod
-    def tell_end(self) -> bool:
-        """Tell it that the trainer is at its end. False: nobody hears."""
-
-    @abc.abstractmethod
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end. False: not everything was sent, or it takes longer than that."""
+_LAST_S = 10.0
+"""From the last word of a sender to its end, at most."""
 
 
 def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
@@ -52,9 +37,9 @@ def start(folder: Path, settings: Mapping[str, Any]) -> Link | None:
     shared = os.environ.get(SHARED)
     if shared:
         with contextlib.suppress(OSError):  # it ended with the launcher
-            return _Shared(shared, folder, told)
+            return _ask_for_one(shared, folder, told)
     try:
-        return _Own(folder, told)
+        return _start_one(folder, told)
     except OSError as error:
         _LOG.warning("the process that sends metrics cannot be started: %s", error)
         return None
@@ -79,64 +64,51 @@ def log_size(folder: Path) -> int:
         return 0
 
 
-@final
-class _Own(Link):
+def _start_one(folder: Path, told: bytes) -> Link:
     """A process of this one's. It has a session of its own, so that Ctrl-C in the terminal does not reach it."""
+    command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender", str(folder.absolute()), "--trainer", str(os.getpid())]
+    mine, its = socket.socketpair()
+    with its, open(folder / LOG, "ab") as log:
+        process = subprocess.Popen(command, stdin=its.fileno(), stdout=log, stderr=log, env=environment(), start_new_session=True)
+    mine.sendall(told)
+    return Link(mine, process)
 
-    def __init__(self, folder: Path, told: bytes) -> None:
-        command = [sys.executable, "-P", "-m", "samewise.runner.tracking.sender", str(folder.absolute()), "--trainer", str(os.getpid())]
-        with open(folder / LOG, "ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment(), start_new_session=True)
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdin
-        self._pipe.write(told)
-        self._pipe.flush()
 
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def tell_end(self) -> bool:
-        try:
-            # a line as well as the end of the file: loader workers made by fork hold the pipe open
-            self._pipe.write(b"end\n")
-            self._pipe.close()
-        except OSError:
-            return False
-        return True
-
-    def wait(self, seconds: float) -> bool:
-        try:
-            return self._process.wait(seconds) == 0
-        except subprocess.TimeoutExpired:
-            return False
+def _ask_for_one(address: str, folder: Path, told: bytes) -> Link:
+    """A process that is another's child."""
+    asking = socket.socket(socket.AF_UNIX)
+    try:
+        asking.settimeout(5)
+        asking.connect(address)
+        asking.sendall(json.dumps({"folder": str(folder.absolute()), "trainer": os.getpid()}).encode() + b"\n" + told)
+    except OSError:
+        asking.close()
+        raise
+    return Link(asking)
 
 
 @final
-class _Shared(Link):
-    """A process that is another's child, at the other end of a socket. Its exit code comes as a line; the end of the file without one: it was killed."""
+class Link:
+    """A sender that was started, at the other end of a socket. Its exit code comes as a line; the end of the file without one: it was killed."""
 
-    def __init__(self, address: str, folder: Path, told: bytes) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        try:
-            self._socket.settimeout(5)
-            self._socket.connect(address)
-            self._socket.sendall(json.dumps({"folder": str(folder.absolute()), "trainer": os.getpid()}).encode() + b"\n" + told)
-        except OSError:
-            self._socket.close()
-            raise
+    def __init__(self, end: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._socket, self._process = end, process
         self._heard: bytes | None = None
 
     def ended(self) -> bool:
+        """Whether it has ended."""
         return self._listen(0) is not None
 
     def tell_end(self) -> bool:
+        """Tell it that the trainer is at its end. False: nobody hears."""
         try:
-            self._socket.sendall(b"end\n")
+            self._socket.sendall(b"end\n")  # not the end of the file, which loader workers made by fork keep from it
         except OSError:
             return False
         return True
 
     def wait(self, seconds: float) -> bool:
+        """Wait for its end. False: not everything was sent, or it takes longer than that."""
         return self._listen(seconds) == b"0"
 
     def _listen(self, seconds: float) -> bytes | None:
@@ -149,6 +121,9 @@ class _Shared(Link):
                 return None
             except OSError:
                 self._heard = b""
+            if self._process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_LAST_S)
         return self._heard
 
 

@@ -144,7 +144,7 @@ def _sampler(folder: RunFolder, trainer: int) -> Sampler | None:
 
 @plain_output()
 def be(folder: RunFolder, trainer: int) -> int:
-    """Be the sender of a run, whose settings come on standard input. Returns the exit code."""
+    """Be the sender of a run, whose settings come on standard input, to whose other end the exit code is written, if that reads. Returns it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # a scheduler that stops a job tells all its processes; this one ends after the trainer
     with contextlib.suppress(OSError):
@@ -159,7 +159,10 @@ def be(folder: RunFolder, trainer: int) -> int:
     prepare_environment()
     since = time.monotonic()
     with hold(folder.sending, wait=True):
-        return run(folder, settings, lifeline, trainer, since=since)
+        code = run(folder, settings, lifeline, trainer, since=since)
+    with contextlib.suppress(OSError):  # the trainer may be gone
+        os.write(0, f"{code}\n".encode())
+    return code
 
 
 def main() -> int:

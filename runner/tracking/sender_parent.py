@@ -102,8 +102,6 @@ def _be(connection: socket.socket) -> NoReturn:
     except BaseException as error:
         print(f"error:\n  {type(error).__name__}: {error}", file=sys.stderr)
     finally:
-        with contextlib.suppress(OSError):
-            os.write(0, f"{code}\n".encode())
         sys.stderr.flush()
         os._exit(code)
 
