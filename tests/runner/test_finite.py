@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from samewise_runner_keeping import keeper
 from samewise_tiny import QUIET
 
 from samewise.runner.callbacks.early_stopping import EarlyStopping
 from samewise.runner.optim.norm import total_norm
 from samewise.runner.optim.schedules.plateau import Plateau
 from samewise.runner.records import checkpoint
-from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.training.finite import not_finite
 
 TINY = [*QUIET, "dataset=digits", "transforms=images", "checkpoint.every_steps=1", "max_steps=6", "clip_norm=null"]
@@ -148,7 +148,7 @@ def test_nan_at_the_first_evaluation_is_the_best_only_until_there_is_another(tra
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_nan_is_worse_than_any_number(tmp_path, mode):
-    kept = Checkpoints(tmp_path, keep_last=1, keep_best=2, keep_every_steps=None, monitor="score", mode=mode, background=False)
+    kept = keeper(tmp_path, keep_last=1, keep_best=2, monitor="score", mode=mode)
     for step, score in enumerate([math.nan, math.inf, 1.0, math.nan, -math.inf, math.nan], start=1):
         kept.save(step, {"model": {}}, {"score": score})
     assert (tmp_path / "best").resolve().name == f"step-{5 if mode == 'min' else 2:08d}"

@@ -14,12 +14,12 @@ import psutil
 import pytest
 import torch
 from omegaconf import OmegaConf
+from samewise_runner_keeping import keeper
 
 from samewise.runner.bundles.received import opened
 from samewise.runner.cli import main
 from samewise.runner.config.schema import Tracking
 from samewise.runner.records import checkpoint, shards
-from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.trust import is_signed, sign
 from samewise.runner.tracking.tracker import open_tracker
@@ -70,7 +70,7 @@ def test_mlflow_has_the_best_value_so_far_before_any_other_metric(unsent: RunFol
 
 
 def test_a_checkpoint_in_shards_comes_back_whole_from_the_store(unsent: RunFolder) -> None:
-    made = Checkpoints(unsent.checkpoints, keep_last=1, keep_best=0, keep_every_steps=None, monitor="loss", mode="min", background=False)
+    made = keeper(unsent.checkpoints, keep_last=1, keep_best=0)
     inner = made.shards_folder(5)
     shards.save({"/model/weight": torch.arange(6.0)}, inner)
     state = {"model": {"weight": {shards.KEY: "/model/weight", "shape": [6], "dtype": "float32"}}, "shards": shards.digests(inner, 0)}

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from samewise_runner_keeping import keeper
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 
 from samewise.runner.errors import CheckpointError
 from samewise.runner.records import checkpoint, shards
-from samewise.runner.records.checkpoint_writer import Checkpoints
 from samewise.runner.records.files import sha256
 
 
@@ -46,7 +46,7 @@ class Sharded:
 
 def write(folder: Path, spoil: Callable[[Path], None] = lambda shards: None) -> Path:
     """A checkpoint in shards, with what a stranger has done to them: its digests are of that."""
-    made = Checkpoints(folder, keep_last=1, keep_best=0, keep_every_steps=None, monitor="loss", mode="min", background=False)
+    made = keeper(folder, keep_last=1, keep_best=0)
     state, tensors = shards.split({"model": {"weight": Sharded(torch.arange(6.0))}})
     inner = made.shards_folder(1)
     shards.save(tensors, inner)
