@@ -251,7 +251,9 @@ class _Reading:
         found, read = next(members, ("", lambda: iter(())))
         if found != name:
             hint = "" if name == IDENTITY else "`samewise bundle RUN --out FILE` makes one"
-            raise ConfigError(Problem(f"{self._file}: {name}", "is not in its place: this is not a bundle, or it was altered or cut off", found or "nothing", name, hint))
+            raise ConfigError(
+                Problem(f"{self._file}: {name}", "is not in its place: this is not a bundle, or it was altered or cut off", found or "nothing", name, hint)
+            )
         raw = bytearray()
         for chunk in read():
             raw += chunk

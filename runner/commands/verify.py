@@ -206,6 +206,8 @@ def _trained(again: Run, comparison: Comparison, folder: RunFolder, steps: int |
     tables, notes = artifact_partings(folder, again.folder, again.step) if recorded else ([], [])
     found += [*summary_partings(recorded, summary), *tables] if recorded else []
     partings += found
+    if recorded and summary["stopped_early"] and not any(callback.stop_reason() for callback in again.callbacks.values() if callback is not comparison):
+        notes.append(f"cannot be verified: why training was stopped after step {again.step}; recorded as {summary['stopped_early']!r}")
     words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared"
     words += f", weights {summary['weights_sha256'][:16]}... in both" if recorded and recorded["weights_sha256"] == summary["weights_sha256"] else ""
     notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and told else []

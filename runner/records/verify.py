@@ -68,7 +68,9 @@ class Comparison(Callback):
         self.partings: list[Parting] = []
         """What was noted."""
         self._goes_on = goes_on
-        self._to_the_end = steps is None and folder.summary.exists()  # where the weights are compared too
+        self._to_the_end = steps is None and folder.summary.exists()  # where the summary is compared too
+        self._stopped = (read_json(folder.summary, shapes.SUMMARY) or {}).get("stopped_early") if self._to_the_end else None
+        self._is_at_stop = False
 
     @property
     def steps(self) -> Collection[int]:
@@ -77,6 +79,7 @@ class Comparison(Callback):
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         expected, found = self._lines.get(outcome.step), run.traced
+        self._is_at_stop = bool(self._lines) and max(self._lines) <= outcome.step < run.total_steps
         parted = None
         if expected is not None and found.get("step") == outcome.step:
             parted = first_parting(self._head, expected, found)
@@ -88,6 +91,8 @@ class Comparison(Callback):
             self.partings.append(parting)
 
     def stop_reason(self) -> str | None:
+        if self._stopped and self._is_at_stop and not self._goes_on:
+            return self._stopped  # by a sweep, say, of which nothing is here
         if self._goes_on or self.compared < self.wanted or self._to_the_end:
             return None
         return "everything that the first run recorded has been compared"

@@ -14,6 +14,23 @@ from samewise_tiny import DIGITS
 TINY = [*DIGITS, "model.width=4", "max_steps=4", "checkpoint.every_steps=2", "callbacks=default"]
 
 
+STOPS = """
+from pathlib import Path
+
+from samewise.runner.interfaces import Callback
+
+
+class Stops(Callback):
+    at = 0
+
+    def on_step(self, run, outcome):
+        self.at = outcome.step
+
+    def stop_reason(self):
+        return "another trial is better" if self.at >= 4 and Path("stop").exists() else None
+"""
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from samewise.runner.cli import main
@@ -78,6 +95,25 @@ def test_what_only_another_training_gives_is_held_against_it(samewise, run) -> N
     assert "speed/" not in said  # how fast it was then, nothing tells
     assert "the same bits: 4 of 4 steps compared, weights" in said
     assert (verdict["same"], verdict["parts"]["step"], verdict["parts"]["layer"]) == (False, 2, "train/lr")
+
+
+def test_a_run_that_something_outside_of_it_has_stopped_is_verified_to_where_it_was(samewise, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lab_that_stops.py").write_text(STOPS)
+    (tmp_path / "pyproject.toml").write_text('[tool.samewise]\npackages = ["lab_that_stops"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "stop").touch()
+    more = ["max_steps=8", "evaluate.every_steps=2", "+callbacks.stops._target_=lab_that_stops.Stops", "run_root=runs"]
+    assert samewise("train", *TINY, *more).returncode == 0
+    (tmp_path / "stop").unlink()
+    (run,) = tmp_path.glob("runs/*/*/")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == 4
+    verdict = found_in(samewise, run)
+    assert verdict["same"], verdict["said"]
+    assert f"cannot be verified: why training was stopped after step 4; recorded as {summary['stopped_early']!r}" in verdict["said"]
+    rewrite(run / "summary.json", lambda one: one.update(steps=2))
+    assert "step 4: summary.json: steps is recorded as 2, and is 4 when computed again" in found_in(samewise, run)["said"]
 
 
 @pytest.mark.slow
