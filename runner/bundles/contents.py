@@ -45,7 +45,7 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
     recorded: dict[str, Any] = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     pins = locked.pins([*recorded.get("libraries", {}), *(label.partition("/")[0].removesuffix(".py") for label in sources.files_in(folder.sources))])
     _require_the_same(folder, recorded, pins)
-    composed = saved.config_of(folder)
+    composed = saved.config_in(folder.config)
     facts = {
         "name": folder.path.parent.name,
         "label": composed.label,

@@ -72,7 +72,7 @@ def _compared(first: Any, second: Any) -> dict[str, Any]:
     parting = next(((step, *found) for step in both if (found := first_parting(head, one[step], two[step], stages=stages))), None)
     metrics = [((read_json(folder.summary, shapes.SUMMARY) or {}).get("metrics") or {}).get("final", {}) for folder in (first, second)]
     return {
-        "config": [[path, a, b] for path, a, b in differences(identity(saved.config_of(first).whole), identity(saved.config_of(second).whole))],
+        "config": [[path, a, b] for path, a, b in differences(identity(saved.config_in(first.config).whole), identity(saved.config_in(second.config).whole))],
         "environment": environment.differences(read_json(first.environment, shapes.ENVIRONMENT) or {}, read_json(second.environment, shapes.ENVIRONMENT) or {}),
         "code": sources.differences(first.sources, second.sources),
         "metrics": {name: [metrics[0].get(name), metrics[1].get(name)] for name in sorted({*metrics[0], *metrics[1]})},
@@ -111,7 +111,7 @@ def _log(first: Any, second: Any, found: dict[str, Any], *, trust: bool) -> None
         if not run_id:
             raise ConfigError(Problem("--log", "the run is not in MLflow", str(folder.path), hint=f"samewise sync {folder.path}"))
         signatures.require(folder.config, trust=trust, uses="sends a page, with your tokens, to the MLflow store that its config.yaml names")
-        uri = address(folder, plain(saved.config_of(folder).cfg.tracking), None)
+        uri = address(folder, plain(saved.config_in(folder.config).cfg.tracking), None)
         from samewise.runner.tracking.store import open_client
 
         try:

@@ -83,7 +83,7 @@ def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
             print(f"warning: {caution}", file=sys.stderr)
         return composed, _one_line(f"From the experiment {args.source}", composed.label)
     folder = saved.find(args.source, run_root=args.run_root)
-    composed = replace(saved.config_of(folder, args.overrides), project=project)
+    composed = replace(saved.config_in(folder.config, args.overrides), project=project)
     trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own of what its config.yaml says")
     return composed, _one_line(f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label)
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print(told + (f"; signed with {args.key}" if args.key else ""), file=sys.stderr)
         _require_trust(args, facts)
         run = RunFolder(folder / archive.RUN)
-        files = data_files.require(_data(folder)["files"], saved.config_of(run, args.overrides).whole)
+        files = data_files.require(_data(folder)["files"], saved.config_in(run.config, args.overrides).whole)
         print(f"the data match: {files} files; the fingerprints of the samples are compared during training", file=sys.stderr)
         if args.here:
             with rebuilding.importable(folder):

@@ -131,7 +131,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.training import results
     from samewise.runner.training.build import build
 
-    original = saved.config_of(folder)
+    original = saved.config_in(folder.config)
     unlike = differences(identity(original.whole), identity(composed.whole)) if args.overrides else []
     if args.audit is not None and unlike:
         raise ConfigError(
@@ -221,7 +221,7 @@ def _closely(folder: RunFolder, composed: Composed, project: Project, step: int,
     from samewise.runner.training.build import build
 
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as one, tempfile.TemporaryDirectory(prefix="samewise-verify-") as two:
-        as_it_was = composed if not changed else saved.config_of(folder, QUIET)
+        as_it_was = composed if not changed else saved.config_in(folder.config, QUIET)
         runs = [build(config, project, RunFolder(Path(place))) for config, place in ((as_it_was, one), *(((composed, two),) if changed else ()))]
         for run in runs:
             run.callbacks.pop("throughput", None)

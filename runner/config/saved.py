@@ -22,18 +22,13 @@ from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import RUN, below, find
 
 
-def config_of(folder: RunFolder, overrides: Sequence[str] = ()) -> Composed:
-    """A run's saved config, with values of it overridden."""
-    return config_in(folder.config, overrides)
-
-
 def trusted_config_of(folder: RunFolder, overrides: Sequence[str] = (), *, trust: bool, received: str = "") -> Composed:
-    """The same, for a command that makes what it names.
+    """A run's saved config, with values of it overridden, for a command that makes what it names.
 
     Raises:
         ConfigError: as `config_in` and `records.trust.require` do.
     """
-    composed = config_of(folder, overrides)
+    composed = config_in(folder.config, overrides)
     signatures.require(folder.config, trust=trust, uses=signatures.MAKES, received=received)
     return composed
 
@@ -85,4 +80,4 @@ def answers(folder: RunFolder, cfg: DictConfig) -> bool:
 
 
 _ABSENT = object()
-__all__ = ["RUN", "answers", "below", "config_in", "config_of", "find", "trusted_config_of"]
+__all__ = ["RUN", "answers", "below", "config_in", "find", "trusted_config_of"]

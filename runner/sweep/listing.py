@@ -200,7 +200,7 @@ def _require_value(condition: str, key: str, values: Sequence[Any], sign: str, t
 
 def varying(runs: Sequence[Listed]) -> dict[str, dict[str, Any]]:
     """What decides the result and is not the same in all runs: by folder, the values by path of the config."""
-    known = {one.folder: dict(flat(identity(saved.config_of(RunFolder(Path(one.folder))).whole))) for one in runs}
+    known = {one.folder: dict(flat(identity(saved.config_in(RunFolder(Path(one.folder)).config).whole))) for one in runs}
     paths = dict.fromkeys(path for config in known.values() for path in config)
     kept = [path for path in paths if len({repr(config.get(path, "-")) for config in known.values()}) > 1]
     return {folder: {path: config.get(path, "-") for path in kept} for folder, config in known.items()}

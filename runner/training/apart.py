@@ -39,7 +39,9 @@ def tell_apart(folder: RunFolder, step: int, there: Run, here: Run | None) -> tu
             found = first_difference(seen, other)
             if found:
                 words = f"examined closely, step {at} differs first in {_described(found)}"
-                return [words, *_whose(at, agrees=agrees)], found[0] or found[1]
+                matches = "matches the record: the overrides cause the difference"
+                differs = "does not match the record either: the overrides are not the only cause"
+                return [words, f"trained without the overrides, step {at} {matches if agrees else differs}"], found[0] or found[1]
             two = copy_to_cpu(state_of(here))
         if not agrees:
             return list(_unlike_the_record(there, at, head, lines[at], line)), None
@@ -63,13 +65,6 @@ def _described(found: tuple[Noted | None, Noted | None]) -> str:
     if one and two and (one.kind, one.name) == (two.kind, two.name):
         return str(one) + (f": {one.value} there, {two.value} here" if one.kind == "option" else "")
     return f"the order of computation: there {one or 'nothing more'} comes next, here {two or 'nothing more'}"
-
-
-def _whose(step: int, *, agrees: bool) -> Iterator[str]:
-    if agrees:
-        yield f"trained without the overrides, step {step} matches the record: the overrides cause the difference"
-    else:
-        yield f"trained without the overrides, step {step} does not match the record either: the overrides are not the only cause"
 
 
 def _unlike_the_record(run: Run, step: int, head: dict[str, Any], recorded: dict[str, Any], line: Mapping[str, Any]) -> Iterator[str]:

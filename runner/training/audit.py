@@ -150,7 +150,7 @@ def _forged_line(parting: Parting) -> Parting:
 def _forged_checkpoint(segment: Segment, state: Sequence[tuple[str, str]]) -> Parting:
     assert segment.kept is not None
     reason = f"{segment.kept.name} was altered: the steps before it are as recorded, and do not give it; {_named(state)}"
-    return Parting(segment.end, "checkpoint", _tensor(state), reason)
+    return Parting(segment.end, "checkpoint", state[0][0].removeprefix("weights: "), reason)
 
 
 def _forged_step(parting: Parting, segment: Segment, state: Sequence[tuple[str, str]]) -> Parting:
@@ -158,10 +158,6 @@ def _forged_step(parting: Parting, segment: Segment, state: Sequence[tuple[str, 
     why = f"; {segment.kept.name} has another setting: {'; '.join(settings[:3])}" if settings and segment.kept else ""
     reason = f"was not computed as recorded, or from other data or code: {STAGES[parting.stage]}"
     return Parting(parting.step, parting.stage, parting.layer, reason + why)
-
-
-def _tensor(state: Sequence[tuple[str, str]]) -> str:
-    return state[0][0].removeprefix("weights: ")
 
 
 def _named(state: Sequence[tuple[str, str]]) -> str:

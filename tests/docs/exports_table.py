@@ -54,7 +54,7 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
     export.configure(parser)
     args = parser.parse_args([str(run), "--out", str(out), "--trust", *options])
     found = saved.find(str(run), run_root=Path("runs"))
-    composed = saved.config_of(found, ["device=cpu"])
+    composed = saved.config_in(found.config, ["device=cpu"])
     prepare(composed.cfg.reproducibility)
     (call,), about, accuracy = export._model(args, found, composed, quantised=not formats.FORMATS[form].is_exact)
     folder.write(out, call, to=[form], tolerance=1e-4, about=about, accuracy=partial(accuracy, call))

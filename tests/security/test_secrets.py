@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from samewise.runner.commands.ui import _command
 from samewise.runner.config import header
 from samewise.runner.config.compose import label_of
-from samewise.runner.config.saved import config_of
+from samewise.runner.config.saved import config_in
 from samewise.runner.errors import ConfigError, Problem, describe
 from samewise.runner.records.environment import git_state
 from samewise.runner.records.folder import RunFolder
@@ -139,7 +139,7 @@ def test_a_run_gives_no_secret_away_and_can_be_resumed(trained: Path, samewise: 
     assert SECRET.encode() not in (trained / "mlflow.db").read_bytes()
     assert "***" in sent
     assert not [file for file in (trained / "mlartifacts").rglob("*") if file.is_file() and SECRET in file.read_text(errors="replace")]
-    assert config_of(RunFolder(folder.parent)).cfg.tracking.tags.api_key == SECRET
+    assert config_in(RunFolder(folder.parent).config).cfg.tracking.tags.api_key == SECRET
     assert folder.parent.stat().st_mode & 0o077 == 0
     assert SECRET not in samewise("show", f"+tracking.tags.api_key={SECRET}").stdout
 
