@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samewise.runner.data.order import Order, Shuffled
+from samewise.runner.data.order import Shuffled
 from samewise.runner.errors import ConfigError, Problem
 
 
-class GroupedByAspectRatio(Order):
+class GroupedByAspectRatio(Shuffled):
     """A permutation keyed by (seed, epoch) in which every micro-batch holds images of one group of aspect ratios, as far as possible.
 
     As torchvision's references/detection (`GroupedBatchSampler`, `--aspect-ratio-group-factor`): the groups are bounded by 2 `factor` + 1 ratios from 1/2 to 2,
@@ -35,15 +35,12 @@ class GroupedByAspectRatio(Order):
         if not hasattr(described, "aspect_ratios"):
             hint = "give it a method aspect_ratios(), or set loader.order=null"
             raise ConfigError(Problem("loader.order", f"{type(dataset).__name__} does not report its images' aspect ratios", hint=hint))
-        self._shuffled = Shuffled(dataset, seed=seed)
+        super().__init__(dataset, seed=seed)
         self._size = max(1, batch_size // (replicas * accumulate))
         self._groups = groups_of(described.aspect_ratios(), factor)
 
-    def __len__(self) -> int:
-        return len(self._shuffled)
-
     def indices(self, epoch: int) -> Tensor:
-        shuffled = self._shuffled.indices(epoch)
+        shuffled = super().indices(epoch)
         group = self._groups[shuffled]
         # Each image's rank within its group says which of the group's micro-batches it is in; that one comes when its last image has come.
         order = group.argsort(stable=True)

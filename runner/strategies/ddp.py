@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import final
@@ -175,12 +175,7 @@ def _register(network: DistributedDataParallel, *, hook: str | None, rank: int, 
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
-    made: dict[str | None, Callable[[], None]] = {
-        None: lambda: None,
-        "fp16": lambda: network.register_comm_hook(None, default_hooks.fp16_compress_hook),
-        "bf16": lambda: network.register_comm_hook(None, default_hooks.bf16_compress_hook),
-        "powersgd": lambda: network.register_comm_hook(
-            power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step), power.powerSGD_hook
-        ),
-    }
-    made[hook]()
+    if hook == "powersgd":
+        network.register_comm_hook(power.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start_step), power.powerSGD_hook)
+    elif hook is not None:
+        network.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
