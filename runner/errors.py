@@ -56,7 +56,7 @@ class Problem:
     def __str__(self) -> str:
         to_do = f"hint: {self.hint}" if self.hint else f"expected: {self.expected}" if self.expected else ""  # the first line is read first, and often alone
         head = ": ".join(filter(None, [self.where, self.path, _without(self.message, self.path, self.value)]))
-        value = f"    value:    {_shown(redact_values({self.path: self.value})[self.path])}" if self.value is not ... else ""
+        value = f"    value:    {truncate(repr(redact_values({self.path: self.value})[self.path]), 200)}" if self.value is not ... else ""
         expected = f"    expected: {self.expected}" if self.expected and self.hint else ""
         return "\n".join(filter(None, ["; ".join(filter(None, [head, to_do])), value, expected]))
 
@@ -158,9 +158,9 @@ def first_few(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
-def shortened(text: str, longest: int) -> str:
-    """A text of at most so many letters; of a longer one the beginning, and `…`."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def truncate(text: str, longest: int, *, ending: str = "...") -> str:
+    """A text of at most so many letters; of a longer one the beginning, and the ending."""
+    return text if len(text) <= longest else text[: longest - len(ending)] + ending
 
 
 def limit_from(variable: str, usual: int) -> int:
@@ -209,7 +209,7 @@ def in_short(error: BaseException) -> str:
     text = " ".join(
         re.split(r"^\s*(?:Traceback \(most recent call last\)|\[start of |The following exceptions)", str(error), maxsplit=1, flags=re.MULTILINE)[0].split()
     )
-    return (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...") or type(error).__name__
+    return truncate(text, _LONGEST) or type(error).__name__
 
 
 def raised_at(error: BaseException, *, anywhere: bool = True) -> str:
@@ -298,8 +298,3 @@ def _without(message: str, *told: object) -> str:
         if isinstance(one, str) and os.sep in one:
             message = re.sub(rf"(:? |^)(['\"]){re.escape(one)}\2", "", message)
     return re.sub(r"\[Errno \d+\] ", "", message)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:197] + "..."

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samewise.datasets.parts.recordings import Cache, Recordings, Texts
-from samewise.runner.errors import ConfigError, DataError, Problem, first_few, shortened
+from samewise.runner.errors import ConfigError, DataError, Problem, first_few, truncate
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 """Space, apostrophe and the alphabet: what LibriSpeech's transcripts are written with, in lower case."""
@@ -47,7 +47,7 @@ class Spelling:
         text = " ".join((text.lower() if self._lowercase else text).translate(self._ignored).split())
         unknown = next((letter for letter in text if letter not in self.letters), None)
         if unknown is not None:
-            hint = f"add it to dataset.letters, or to dataset.ignore; the transcript is {shortened(text, 60)!r}"
+            hint = f"add it to dataset.letters, or to dataset.ignore; the transcript is {truncate(text, 60, ending='…')!r}"
             raise DataError(Problem(where, f"the transcript has an unknown letter, {unicodedata.name(unknown, 'without a name')}", unknown, self._shown, hint))
         return text
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from samewise.recipes.parts.figures import save_figure
 from samewise.recipes.parts.tables import write_csv
-from samewise.runner.errors import shortened
+from samewise.runner.errors import truncate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _CELL, _CAPTION, _TITLE, _MARGIN = 1.55, 0.5, 0.45, 0.06
 """Inches, on a sheet of predictions."""
-_short = partial(shortened, longest=18)
+_short = partial(truncate, longest=18, ending="…")
 
 
 def thumbnails(images: Tensor, *, longest: int = 96) -> Tensor:
@@ -58,7 +58,7 @@ def save_classified(path: Path, image: Tensor, words: str, *, smallest: int = 32
     axes.imshow(image.movedim(0, -1).numpy(), interpolation="nearest" if scale > 0.01 else "antialiased", aspect="auto")
     size = 11 * max(1.0, max(height, width) * scale * 100 / 640)
     box = {"facecolor": "white", "alpha": 0.8, "pad": 2.0, "linewidth": 0}
-    axes.text(0.01, 0.01, shortened(words, 40), transform=axes.transAxes, fontsize=size, color="black", ha="left", va="bottom", bbox=box)
+    axes.text(0.01, 0.01, truncate(words, 40, ending="…"), transform=axes.transAxes, fontsize=size, color="black", ha="left", va="bottom", bbox=box)
     save_figure(figure, path)
     return path
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from samewise.recipes.parts.figures import save_figure
 from samewise.recipes.parts.tables import write_csv
-from samewise.runner.errors import shortened
+from samewise.runner.errors import truncate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_short = partial(shortened, longest=150)
+_short = partial(truncate, longest=150, ending="…")
 
 
 def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, truncate
 from samewise.runner.records.found import RUN
 from samewise.runner.sweep.results import State
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from samewise.runner.sweep.listing import Listed
 
 _MOST_SETTINGS = 8
+_LONGEST = 40  # characters of a value
 
 EXAMPLES = """examples:
   samewise runs                                                  all of them, the newest last
@@ -130,7 +131,7 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
     paths, left_out = _most_telling(list(differing.values()))
     rows = list[dict[str, str]]()
     for one in found:
-        told = {key: _cut(str(differing[one.folder][key])) for key in paths} if differing else {"overridden": _overridden(one.label)}
+        told = {key: truncate(str(differing[one.folder][key]), _LONGEST) for key in paths} if differing else {"overridden": _overridden(one.label)}
         value = number(one.value) if len(monitors) == 1 or math.isnan(one.value) else f"{one.monitor} {number(one.value)}"
         rows.append(
             {
@@ -143,7 +144,7 @@ def _print(found: Sequence[Listed], differing: Mapping[str, Mapping[str, Any]]) 
                 **{name: number(one.also[name]) if name in one.also else "" for name in others if {name} != monitors},
                 "time": "" if math.isnan(one.seconds) else clock(one.seconds),
                 "changed": f"{age(one.changed)} ago",
-                **({"reason": _cut(one.reason, 80)} if any(each.reason for each in found) else {}),
+                **({"reason": truncate(one.reason, 80)} if any(each.reason for each in found) else {}),
             }
         )
     print_rows(rows, right=("step", "time", "changed"))
@@ -162,8 +163,4 @@ def _most_telling(differing: Sequence[Mapping[str, Any]]) -> tuple[list[str], in
 def _overridden(label: str) -> str:
     """A label with long values cut; --json has all of it."""
     parts = re.split(r" (?=[\w.+~/@-]+=)", label)
-    return " ".join(_cut(part) for part in parts)
-
-
-def _cut(text: str, most: int = 40) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return " ".join(truncate(part, _LONGEST) for part in parts)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"# fingerprint: {composed.fingerprint}")
     print(f"# folder:      {composed.folder.path}")
     if args.origin:
-        lines = [(f"{path}: {_short(value)}", where[path]) for path, value in flat(config)]
+        lines = [(f"{path}: {json.dumps(value, ensure_ascii=False, default=str)}", where[path]) for path, value in flat(config)]
         width = min(60, max(len(text) for text, _ in lines))
         print("\n".join(f"{text:<{width}}  # {origin}" for text, origin in lines))
     else:
@@ -46,7 +46,3 @@ def run(args: argparse.Namespace) -> int:
 
         print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
     return 0
-
-
-def _short(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from samewise.runner.config.annotations import OBJECTS, evaluate, passed_on
+from samewise.runner.errors import truncate
 
 Schema = dict[str, Any]
 
@@ -122,8 +123,7 @@ def arguments(made: Any) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else text[:297] + "..."
+    return truncate(" ".join(text.split()), 300)
 
 
 def closed(properties: Mapping[str, Any], **further: Any) -> Schema:

@@ -116,7 +116,7 @@ class Ray(Launcher):
         """What Ray is asked for."""
         name = f"{self._prefix}{job.number:04d}-{attempt}"
         start = shlex.join([self._python, *Job(job.number, job.name, self._home).arguments])
-        log, mark = shlex.quote(str(self._home / "logs" / f"{job.number:04d}.log")), shlex.quote(str(self._mark(name)))
+        log, mark = shlex.quote(str(self._sweep.log(job.number).absolute())), shlex.quote(str(self._mark(name)))
         environment = {**job.environment, **variables(code), "RAY_JOB_STOP_WAIT_TIME_S": str(self._stop_s)}
         return {
             "submission_id": name,

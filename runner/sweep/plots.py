@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from samewise.runner.errors import shortened
+from samewise.runner.errors import truncate
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
 from samewise.runner.sweep.effects import Effect, number_of, pareto
@@ -138,7 +138,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _shortened(text: str, most: int = 24) -> str:
-    return _literal(shortened(text, most))
+    return _literal(truncate(text, most, ending="…"))
 
 
 def _literal(text: str) -> str:

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.errors import ConfigError, Problem, nearest, truncate
 from samewise.runner.secrets import HIDDEN
 
 _SQL = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
@@ -111,8 +111,7 @@ def in_words(said: str) -> str:
     """What MLflow's client says of a failure, on one line; where a server asks who one is, what to do."""
     refused = re.search(r"failed with error code (401|403)\b", said)
     if refused is None:
-        line = " ".join(said.split())
-        return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
+        return truncate(" ".join(said.split()), _SHOWN)
     which = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     if refused[1] == "401":
         return f"{REFUSED} (HTTP 401, not logged in): set {which}"
