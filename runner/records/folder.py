@@ -57,6 +57,8 @@ class RunFolder:
     """One line a step: step, loss as a hex float, digests."""
     metrics = _In("metrics.jsonl")
     """The journal of what was logged."""
+    system = _In("system.jsonl")
+    """The journal of what was measured of the machine."""
     checkpoints = _In("checkpoints")
     tags = _In("tags.json")
     """Tags that the run has earned: a mapping of names to text. There only where there are some."""

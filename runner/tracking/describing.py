@@ -6,7 +6,8 @@ import getpass
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from samewise.runner.config import header
@@ -69,6 +70,13 @@ def inputs(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Da
     """Each split as an MLflow dataset input: name, digest, source, and its counts as profile."""
     splits = cast(Mapping[str, Any], environment.get("data") or {})
     return [_input(str(split), facts, config) for split, facts in splits.items() if isinstance(facts, Mapping)]
+
+
+def pictures(folder: RunFolder) -> Iterator[tuple[str, Path]]:
+    """The PNG files among the artifacts: name there, without its ending, and path. Links are left out."""
+    for path in sorted(folder.artifacts.rglob("*.png")):
+        if not path.is_symlink():
+            yield path.relative_to(folder.artifacts).with_suffix("").as_posix(), path
 
 
 def run_name(folder: RunFolder) -> str:

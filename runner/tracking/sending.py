@@ -70,7 +70,7 @@ class Sending:
             self._moved(status="RUNNING")
         self._describe()
         self._send_journal(self.folder.metrics)
-        self._send_journal(self.folder.path / "system.jsonl")
+        self._send_journal(self.folder.system)
         failed = self._send_files(complete=not alive)
         if not alive:
             self._terminate()

@@ -23,9 +23,8 @@ class Sampler:
     """Measures every ten seconds. Steps count the samples, over restarts too."""
 
     def __init__(self, folder: RunFolder, pid: int) -> None:
-        path = folder.path / "system.jsonl"
-        self._step = 1 + max((entry.step for entry, _ in journal.read_entries(path)), default=-1)
-        self._journal = journal.Journal(path, resume_step=self._step)
+        self._step = 1 + max((entry.step for entry, _ in journal.read_entries(folder.system)), default=-1)
+        self._journal = journal.Journal(folder.system, resume_step=self._step)
         self._trainer = psutil.Process(pid)
         self._gpus = Gpus()
         self._next = time.monotonic()

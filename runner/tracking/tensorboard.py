@@ -23,13 +23,12 @@ from samewise.runner.config.tree import flat
 from samewise.runner.records.files import read_text, require_no_link
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.secrets import redact_values
-from samewise.runner.tracking import journal
+from samewise.runner.tracking import describing, journal
 from samewise.runner.tracking.backends import Sent
 
 _EVENTS: Any = event_pb2  # protobuf makes its classes as it is imported
 _SUMMARY: Any = cast(Any, summary_pb2).Summary
 _PREFIX = "events.out.tfevents."
-_JOURNALS = ("metrics.jsonl", "system.jsonl")
 
 
 class TensorBoard:
@@ -39,7 +38,7 @@ class TensorBoard:
         self.folder = folder
         self.sent = Sent()
         self._place = folder.path / "tensorboard"
-        self._read: dict[str, int] = dict.fromkeys(_JOURNALS, 0)
+        self._read: dict[Path, int] = {folder.metrics: 0, folder.system: 0}
         self._pictures: dict[Path, int] = {}
         self._step = 0
         self._writer: EventFileWriter | None = None
@@ -52,8 +51,8 @@ class TensorBoard:
             self._writer = EventFileWriter(str(self._place))
             self._add(_EVENTS.Event(wall_time=time.time(), step=0, session_log=_EVENTS.SessionLog(status=_EVENTS.SessionLog.START)))
             self._describe()
-        for name in _JOURNALS:
-            self._scalars(self.folder.path / name)
+        for path in self._read:
+            self._scalars(path)
         if not alive:
             self._draw()
         self._writer.flush()
@@ -75,25 +74,25 @@ class TensorBoard:
         self._add(_EVENTS.Event(wall_time=now, summary=hparams_pb(values, trial_id=self.folder.path.name)))
 
     def _scalars(self, path: Path) -> None:
-        for entry, behind in journal.read_entries(path, offset=self._read[path.name]):
+        for entry, behind in journal.read_entries(path, offset=self._read[path]):
             if entry.metrics:
                 values = [_SUMMARY.Value(tag=name, simple_value=value) for name, value in entry.metrics.items()]
                 self._add(_EVENTS.Event(wall_time=entry.time_ms / 1000, step=entry.step, summary=_SUMMARY(value=values)))
                 self.sent.metrics += len(values)
-                self._step = max(self._step, entry.step) if path.name == _JOURNALS[0] else self._step
-            self._read[path.name] = behind
+                self._step = max(self._step, entry.step) if path == self.folder.metrics else self._step
+            self._read[path] = behind
             self.sent.moved = time.monotonic()
 
     def _draw(self) -> None:
         """The pictures among the artifacts, as they are at the end."""
-        for path in sorted(self.folder.artifacts.rglob("*.png")):
+        for name, path in describing.pictures(self.folder):
             changed = path.stat().st_mtime_ns
-            if path.is_symlink() or self._pictures.get(path) == changed:
+            if self._pictures.get(path) == changed:
                 continue
             with Image.open(path, formats=["PNG"]) as picture:
                 width, height = picture.size
             image = _SUMMARY.Image(width=width, height=height, encoded_image_string=path.read_bytes())
-            value = _SUMMARY.Value(tag=path.relative_to(self.folder.artifacts).with_suffix("").as_posix(), image=image)
+            value = _SUMMARY.Value(tag=name, image=image)
             self._add(_EVENTS.Event(wall_time=time.time(), step=self._step, summary=_SUMMARY(value=[value])))
             self._pictures[path] = changed
             self.sent.files += 1

@@ -26,8 +26,6 @@ from samewise.runner.secrets import redact_values
 from samewise.runner.tracking import describing, journal
 from samewise.runner.tracking.backends import Sent
 
-_JOURNALS = ("metrics.jsonl", "system.jsonl")
-
 
 def set_up() -> None:
     """Have wandb read its settings, but for the current folder's (`wandb/settings`): it may be another's, and the user's key is sent to the address in it."""
@@ -51,18 +49,18 @@ class WeightsAndBiases:
 
     def synchronise(self, *, alive: bool) -> Sent:
         """Log what is new, and end the W&B run when the trainer has ended."""
-        sizes = {name: path.stat().st_size if (path := self.folder.path / name).exists() else 0 for name in _JOURNALS}
-        if all(self._read.get(name, 0) >= size for name, size in sizes.items()) and self._status in ("FINISHED", "FAILED") and not alive:
-            return self.sent  # all of it is there
+        journals = [self.folder.metrics, self.folder.system]
+        is_sent = all(self._read.get(path.name, 0) >= path.stat().st_size for path in journals if path.exists())
+        if is_sent and self._status in ("FINISHED", "FAILED") and not alive:
+            return self.sent
         if self._run is None:
             self._run = self._begin()
-        for name in _JOURNALS:
-            self._metrics(self.folder.path / name)
+        for path in journals:
+            self._metrics(path)
         if not alive:
-            for path in sorted(self.folder.artifacts.rglob("*.png")):
-                if not path.is_symlink():
-                    self._run.log({path.relative_to(self.folder.artifacts).with_suffix("").as_posix(): Image(str(path))})
-                    self.sent.files += 1
+            for name, path in describing.pictures(self.folder):
+                self._run.log({name: Image(str(path))})
+                self.sent.files += 1
             self._run.finish(exit_code=0 if self._status == "FINISHED" else 1)
             self._run = None
             write_json(self._file, {"id": self._id, "sent": self._read, "status": self._status})
