@@ -192,7 +192,7 @@ def _trained(again: Run, comparison: Comparison, folder: RunFolder, steps: int |
     """Train all of it again, or so many steps; what came of it, in words. What was found is added to `partings`."""
     from samewise.runner.records.verify import Parted
     from samewise.runner.training.loop import fit
-    from samewise.runner.training.results import artifact_partings, logged_partings, not_logged, summary_partings
+    from samewise.runner.training.results import MEASURED, artifact_partings, logged_partings, not_logged, summary_partings
 
     told, recorded = _told(folder), read_json(folder.summary, shapes.SUMMARY) if steps is None else None
     try:
@@ -210,6 +210,8 @@ def _trained(again: Run, comparison: Comparison, folder: RunFolder, steps: int |
         notes.append(f"cannot be verified: why training was stopped after step {again.step}; recorded as {summary['stopped_early']!r}")
     words = f"the same bits: {comparison.compared} of {comparison.wanted} steps compared"
     words += f", weights {summary['weights_sha256'][:16]}... in both" if recorded and recorded["weights_sha256"] == summary["weights_sha256"] else ""
+    if any(one.stage == "metric" for one in found):
+        notes.append(f"metrics that measure the machine belong under {', '.join(MEASURED)}: these are not compared")
     notes += not_logged(told, logged, every=again.config.tracking.log_every_steps) if recorded and told else []
     return [words, *map(str, found), *notes]
 

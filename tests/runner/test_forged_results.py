@@ -92,7 +92,8 @@ def test_what_only_another_training_gives_is_held_against_it(samewise, run) -> N
     assert "step 4: summary.json: stopped_early is recorded as 'it was perfect', and is None when computed again" in said
     assert "step 4: summary.json: metrics.final.valid/top1 is recorded as 1.0, and is '???' when computed again" in said
     assert "metrics.jsonl lacks 1 value that training again logs: the first is train/accuracy at step 1" in said
-    assert "speed/" not in said  # how fast it was then, nothing tells
+    assert "speed/steps" not in said  # how fast it was then, nothing tells
+    assert "metrics that measure the machine belong under speed/, time/, memory/, system/: these are not compared" in said
     assert "the same bits: 4 of 4 steps compared, weights" in said
     assert (verdict["same"], verdict["parts"]["step"], verdict["parts"]["layer"]) == (False, 2, "train/lr")
 
