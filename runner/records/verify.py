@@ -69,7 +69,8 @@ class Comparison(Callback):
         """What was noted."""
         self._goes_on = goes_on
         self._to_the_end = steps is None and folder.summary.exists()  # where the summary is compared too
-        self._stopped = (read_json(folder.summary, shapes.SUMMARY) or {}).get("stopped_early") if self._to_the_end else None
+        summary = (read_json(folder.summary, shapes.SUMMARY) or {}) if self._to_the_end else {}
+        self._stopped, self._stop_at = summary.get("stopped_early"), max([summary.get("steps", 0), *self._lines])  # a sparse trace ends before
         self._is_at_stop = False
 
     @property
@@ -79,7 +80,7 @@ class Comparison(Callback):
 
     def on_step(self, run: RunView, outcome: Outcome) -> None:
         expected, found = self._lines.get(outcome.step), run.traced
-        self._is_at_stop = bool(self._lines) and max(self._lines) <= outcome.step < run.total_steps
+        self._is_at_stop = self._stop_at <= outcome.step < run.total_steps
         parted = None
         if expected is not None and found.get("step") == outcome.step:
             parted = first_parting(self._head, expected, found)
