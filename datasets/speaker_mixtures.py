@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from samewise.datasets.parts.audio_files import match_audio
 from samewise.datasets.parts.generated import generator_of
 from samewise.datasets.parts.recordings import Cache, Recordings
-from samewise.runner.errors import ConfigError, DataError, Problem
+from samewise.runner.errors import ConfigError, DataError, Problem, number_of
 
 _LOUDNESS = 0.05
 """The root mean square of a speaker at 0 dB; speech then stays well inside [-1, 1]."""
@@ -121,7 +121,7 @@ def _by_speaker(folder: Path, pattern: str, wanted: int) -> dict[str, list[str]]
         found.setdefault(match["speaker"], []).append(name)
     if len(found) < wanted:
         speakers = ", ".join(sorted(found))
-        reason = f"has recordings of {len(found)} speaker{'s' if len(found) > 1 else ''} ({speakers}), too few for mixtures of {wanted}"
+        reason = f"has recordings of {number_of(len(found), 'speaker')} ({speakers}), too few for mixtures of {wanted}"
         hint = "dataset.pattern marks the part of a file's name that is the speaker"
         raise DataError(Problem(str(folder), reason, expected=f"at least {wanted} speakers", hint=hint))
     return {speaker: found[speaker] for speaker in sorted(found)}

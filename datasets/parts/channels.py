@@ -14,7 +14,7 @@ from torch import Tensor
 
 from samewise.datasets.parts.decode import DAMAGED, open_image, pixels_of, require_modest_tiles, require_no_excess, unpacked
 from samewise.datasets.parts.limits import PIXELS, read_bytes
-from samewise.runner.errors import DataError, Problem
+from samewise.runner.errors import DataError, Problem, number_of
 
 EXTENSIONS = (".npy",)
 """Beside those of any images."""
@@ -45,7 +45,7 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
         raise DataError(Problem(name, f"cannot be read as an image: {reason.splitlines()[0] if reason else type(error).__name__}", expected=expected)) from None
     if len(image) != channels:
         there = len(image)
-        words, hint = f"has {there} channel{'s' * (there != 1)}", f"dataset.channels={there}, with a number for each in dataset.mean and dataset.std"
+        words, hint = f"has {number_of(there, 'channel')}", f"dataset.channels={there}, with a number for each in dataset.mean and dataset.std"
         raise DataError(Problem(name, words, expected=f"{channels}, as dataset.channels says", hint=hint))
     return image
 

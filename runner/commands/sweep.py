@@ -165,7 +165,7 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
         print(f"process {pid} was told to stop: its jobs will finish their step and save")
     elif launcher.detached and (live := _live(folder, launcher)):
         launcher.cancel(live)
-        print(f"{len(live)} job{'s' * (len(live) > 1)} told to stop: running jobs will finish their step and save")
+        print(f"{number_of(len(live), 'job')} told to stop: running jobs will finish their step and save")
     else:
         print(f"no job of {folder.id} is running")
     return 0

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+from samewise.runner.errors import number_of
+
 _KINDS = {"user_annotation": "#e4a03c", "python_function": "#8fb4d9", "cpu_op": "#d9765f"}
 """What is drawn, by the profiler's category: ranges, Python, operators."""
 _WIDTH, _ROW, _LEAST = 1400, 17, 0.7
@@ -111,7 +113,7 @@ def _placed(frame: Frame, level: int, left: float, scale: float) -> Iterator[tup
 
 def _box(one: Frame, left: float, top: float, width: float, share: float) -> str:
     name = "".join(letter if letter.isprintable() else "?" for letter in one.name)
-    title = f"{name}: {one.us / 1000:,.2f} ms, {share:.1%}, {one.calls} call{'s' * (one.calls != 1)}"
+    title = f"{name}: {one.us / 1000:,.2f} ms, {share:.1%}, {number_of(one.calls, 'call')}"
     shown = name if len(name) * 6.7 < width - 4 else name[: max(0, int((width - 10) / 6.7))]
     text = f'<text x="{left + 2:.1f}" y="{top + 12}">{escape(shown)}</text>' if len(shown) > 2 else ""
     fill = _KINDS.get(one.kind, "#cccccc")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from samewise.runner.errors import number_of
 from samewise.runner.measuring.trying import NEAR, SetRate, Trial
 from samewise.runner.training.run import Run
 
@@ -66,7 +67,7 @@ def suggest(tried: list[Loading], *, cuda: bool) -> dict[str, Any]:
     fastest, alone = min(one.ms for one in tried), next(one for one in tried if not one.num_workers)
     chosen = min((one for one in tried if one.ms <= (1 + NEAR) * fastest), key=lambda one: (one.num_workers, one.prefetch_factor, one.ms))
     if chosen.num_workers:
-        reason = f"a step takes {chosen.ms:.4g} ms with {chosen.num_workers} worker{'s' * (chosen.num_workers > 1)}, and {alone.ms:.4g} ms without"
+        reason = f"a step takes {chosen.ms:.4g} ms with {number_of(chosen.num_workers, 'worker')}, and {alone.ms:.4g} ms without"
     else:
         reason = f"a step takes {alone.ms:.4g} ms without workers, and none of the others makes it faster by more than {NEAR:.0%}"
     reason += "" if cuda else "; loader.pin_memory has no effect on the CPU"

@@ -99,7 +99,7 @@ class _Timed:
     """An object, some methods of which are counted to a range."""
 
     def __init__(self, inner: Any, clock: Clock, **ranges: str) -> None:
-        self._inner = inner
+        self._inner, self._clock = inner, clock
         for method, name in ranges.items():
             setattr(self, method, clock.timed(name, getattr(inner, method)))
 
@@ -111,20 +111,12 @@ class _Timed:
 
 
 class _TimedPrecision(_Timed):
-    def __init__(self, inner: Any, clock: Clock) -> None:
-        super().__init__(inner, clock, update="optimizer")
-        self._clock = clock
-
     def stepper(self, optimizer: Any, step: Callable[[], Any]) -> Callable[..., Any]:
         return self._clock.timed("optimizer", self._inner.stepper(optimizer, step))
 
 
 class _TimedStrategy(_Timed):
     """What `carry` does beside calling the forward pass is the backward pass; a pipeline, whose order is its own, has both in one."""
-
-    def __init__(self, inner: Strategy, clock: Clock) -> None:
-        super().__init__(inner, clock, reduce="exchange")
-        self._clock = clock
 
     def carry(self, micro_batches: Any, forward: Callable[..., Any]) -> Any:
         with self._clock.range("backward" if type(self._inner).carry is Strategy.carry else "forward"):
@@ -140,21 +132,12 @@ class _TimedPhase(TrainingPhase):
             return super().condition_gradients(tally, precision, clip_norm)
 
 
-class _TimedSamples:
+class _TimedSamples(_Timed):
     """A data set: its samples are "data", what its transforms make of them "transforms"."""
-
-    def __init__(self, inner: Any, clock: Clock) -> None:
-        self._inner, self._clock = inner, clock
 
     def __getitem__(self, index: int) -> Any:
         with self._clock.range("data/data set"):
             return self._inner[index]
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def with_clock(run: Run, clock: Clock) -> Run:
@@ -166,8 +149,8 @@ def with_clock(run: Run, clock: Clock) -> Run:
     recorder.callbacks = {name: _Timed(one, clock, on_step=f"callbacks/{name}") for name, one in shown.items()}  # pyright: ignore[reportAttributeAccessIssue]
     timed: dict[str, Any] = {
         "recipe": _Timed(run.recipe, clock, loss="forward"),
-        "precision": _TimedPrecision(run.precision, clock),
-        "strategy": _TimedStrategy(run.strategy, clock),
+        "precision": _TimedPrecision(run.precision, clock, update="optimizer"),
+        "strategy": _TimedStrategy(run.strategy, clock, reduce="exchange"),
         "phases": [_TimedPhase(**vars(phase), clock=clock) for phase in run.phases],
         "to_device": clock.timed("transfer", run.to_device),
         "transforms": {**transforms, "train": clock.timed("transforms/batch transforms", transforms["train"])},

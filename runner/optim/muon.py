@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 from torch.optim.sgd import sgd
 
-from samewise.runner.errors import ConfigError, Problem
+from samewise.runner.errors import ConfigError, Problem, first_few
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the Newton-Schulz iteration: chosen for the steepest slope at zero, at the price of singular values that end anywhere between about 0.5 and 1.5."""
@@ -131,6 +131,5 @@ def _check(group: dict[str, Any]) -> None:
     names = group.get("param_names") or [f"parameter {number}" for number in range(len(group["params"]))]
     flat = [f"{name} {list(one.shape)}" for name, one in zip(names, group["params"], strict=True) if one.ndim < 2]
     if flat:
-        shown = ", ".join(flat[:5]) + (f", and {len(flat) - 5} more" if len(flat) > 5 else "")
         hint = "put them in a group with use_muon: false, as param_groups=sgd_for_vectors does"
-        raise ConfigError(Problem("param_groups", f"Muon only trains weights of two dimensions or more, not {shown}", hint=hint))
+        raise ConfigError(Problem("param_groups", f"Muon only trains weights of two dimensions or more, not {first_few(flat, 5)}", hint=hint))

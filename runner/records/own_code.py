@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from samewise.runner.errors import first_few
 from samewise.runner.records import sources
 
 ROOTS = ("samewise.runner.training.loop", "samewise.runner.training.build")
@@ -37,8 +38,7 @@ def changes(environment: Mapping[str, Any]) -> list[str]:
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Where two records differ, as far as both have a file: a sentence, or nothing."""
     names = [label for label in before if label in now and before[label] != now[label]]
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return [f"samewise's own code has changed: {', '.join(names[:5])}{more}"] if names else []
+    return [f"samewise's own code has changed: {first_few(names, 5)}"] if names else []
 
 
 def _digest(digests: Mapping[str, str]) -> str:

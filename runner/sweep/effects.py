@@ -60,7 +60,7 @@ def effects(found: Sequence[PointResult]) -> list[Effect]:
     return sorted(made, key=lambda one: -1.0 if math.isnan(one.share) else one.share, reverse=True)
 
 
-def number_of(text: str) -> float | None:
+def as_number(text: str) -> float | None:
     """A value as a number; None if it is not one, such as `adam`."""
     try:
         return float(text)
@@ -79,7 +79,7 @@ def _effect(key: str, settled: Sequence[tuple[Mapping[str, str], float]], mode: 
 
 def _grouped(pairs: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
     """The metric's values for each of the parameter's; for each of some equally full ranges of it where there are many."""
-    numbers = {text: number_of(text) for text, _ in pairs}
+    numbers = {text: as_number(text) for text, _ in pairs}
     known = {text: value for text, value in numbers.items() if value is not None}
     order = list(numbers) if len(known) < len(numbers) else sorted(known, key=lambda text: known[text])
     groups = {text: [mean for other, mean in pairs if other == text] for text in order}
@@ -105,7 +105,7 @@ def _share(groups: Sequence[Sequence[float]]) -> float:
 
 
 def _correlation(pairs: Sequence[tuple[str, float]]) -> float | None:
-    numbers = [(number_of(text), mean) for text, mean in pairs]
+    numbers = [(as_number(text), mean) for text, mean in pairs]
     known = [(value, mean) for value, mean in numbers if value is not None]
     if len(known) < len(numbers) or len({value for value, _ in known}) < 2 or len({mean for _, mean in known}) < 2:
         return None

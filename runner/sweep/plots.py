@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from samewise.runner.errors import truncate
 from samewise.runner.records.sweep_folder import label
 from samewise.runner.sweep.curves import curve
-from samewise.runner.sweep.effects import Effect, number_of, pareto
+from samewise.runner.sweep.effects import Effect, as_number, pareto
 from samewise.runner.sweep.results import PointResult, Spread, State, by_setting, rank_settings, spread
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def effects_plot(found: Sequence[PointResult], effects: Sequence[Effect]) -> str
 def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
     settings = [(setting[0].point.values.get(effect.key), spread(setting).mean) for setting in by_setting(found)]
     known = [(value, mean) for value, mean in settings if value is not None and not math.isnan(mean)]
-    numbers = [number_of(value) for value, _ in known]
+    numbers = [as_number(value) for value, _ in known]
     scale = [value for value in numbers if value is not None]
     numeric = len(scale) == len(known) and len(set(scale)) > 2
     names = [level.name for level in effect.levels]
@@ -46,7 +46,7 @@ def _effect(axes: Axes, found: Sequence[PointResult], effect: Effect) -> None:
     else:
         axes.scatter([names.index(value) for value, _ in known], [mean for _, mean in known], s=18, color=_COLOURS[0], alpha=0.6)
         axes.set_xticks(range(len(names)), [_shortened(name) for name in names])
-    if all(number_of(name) is not None for name in names) or not numeric:
+    if all(as_number(name) is not None for name in names) or not numeric:
         places = [float(name) for name in names] if numeric else list(range(len(names)))
         means = [level.spread.mean for level in effect.levels]
         margins = [_margins(level.spread, found[0].point.monitor) for level in effect.levels]

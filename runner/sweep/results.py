@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, without_heading
+from samewise.runner.errors import INTERRUPTED, ConfigError, without_heading
 from samewise.runner.launchers.base import Launcher, Seen, Standing
 from samewise.runner.records import shapes, trust
 from samewise.runner.records.files import open_to_read, read_mapping
@@ -145,9 +145,9 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
         return State(seen.standing.value), seen.reason
     if "ended" in word:
         code = word.get("exit_code")
-        how = seen.reason if seen is not None and code == 3 else ""
+        how = seen.reason if seen is not None and code == INTERRUPTED else ""
         why = "; ".join(filter(None, [how, without_heading(said).partition("\n")[0].partition("; hint: ")[0]]))
-        return (State.interrupted if code == 3 else State.failed), why or reason or f"exit code {code}"
+        return (State.interrupted if code == INTERRUPTED else State.failed), why or reason or f"exit code {code}"
     if seen is not None and seen.failed:
         return State.failed, reason
     if "began" in word:

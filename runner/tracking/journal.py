@@ -80,7 +80,7 @@ class Journal:
         else:
             self._known[step] = (*self._known.get(step, ()), *keys)
         values = tuple(map(float, metrics.values()))
-        numbers = values if math.isfinite(sum(values)) else tuple(map(_number, values))
+        numbers = values if math.isfinite(sum(values)) else tuple(map(json.dumps, values))
         self._hold((_line(keys) % (step, time.time_ns() // 1_000_000, *numbers)).encode())
         if time.monotonic() >= self._write_at:
             self._write_held()
@@ -177,14 +177,6 @@ def _line(keys: tuple[str, ...]) -> str:
     """A line without its numbers: a step logs the same names again and again, and this is all that can be made of them beforehand."""
     values = ", ".join([json.dumps(key).replace("%", "%%") + ": %s" for key in keys])
     return '{"step": %d, "time_ms": %d, "metrics": {' + values + "}}\n"
-
-
-def _number(value: float) -> str:
-    if value != value:
-        return "NaN"
-    if value in (float("inf"), float("-inf")):
-        return "Infinity" if value > 0 else "-Infinity"
-    return repr(value)
 
 
 def _points(path: Path, *, from_step: int) -> tuple[dict[int, tuple[str, ...]], int]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from samewise.runner.errors import ConfigError, Problem, TrainingError, first_line
+from samewise.runner.errors import ConfigError, Problem, TrainingError, first_few, first_line
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import LARGEST, read_text, write_atomically
 from samewise.runner.tracking.address import sqlite_file, without_password
@@ -86,8 +86,7 @@ def require(uri: str, *, trust: bool) -> None:
             write_atomically(listed, text)
             signatures.sign(listed)
         return
-    rest = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
-    words = f"the store has MLflow show or use what is outside of its folder, for whoever on this machine opens the page: {', '.join(outside[:3])}{rest}"
+    words = f"the store has MLflow show or use what is outside of its folder, for whoever on this machine opens the page: {first_few(outside, 3)}"
     raise ConfigError(Problem(str(file), words, hint="if these places are yours, or you trust whoever made the store, add --trust; it is remembered for them"))
 
 
