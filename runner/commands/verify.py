@@ -139,10 +139,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         )
     comparison = verify.Comparison(folder, steps=args.steps, goes_on=args.audit is not None)
     if not comparison.wanted and args.audit is None:
-        was = "is missing, though the run was trained with one" if original.cfg.trace.every_steps else "is missing: the run was trained without one"
-        more = "" if original.cfg.trace.every_steps else " trace.every_steps=1"
-        hint = f"`samewise train --config {shlex.quote(str(folder.config))} --fresh{more}` trains it again, beside this run, with a trace"
-        raise ConfigError(Problem(str(folder.trace), was, hint=hint))
+        raise ConfigError(_no_trace(args, folder, traced=bool(original.cfg.trace.every_steps)))
     partings = [*verify.checkpoint_partings(folder), *verify.metric_partings(folder, logged_values(folder.metrics))]
     altered = [
         *roots.alterations(folder).get("trace", "").splitlines(),
@@ -181,6 +178,15 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     first = min(partings, key=lambda parting: parting.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
     return {**verdict, "same": not partings and not altered, "compared": comparison.compared, "parts": parts}
+
+
+def _no_trace(args: argparse.Namespace, folder: RunFolder, *, traced: bool) -> Problem:
+    if not any(folder.path.is_relative_to(root) for root in (args.run, args.run_root)):
+        hint = "a run's folder has it; tracking.log_checkpoint=true sends it to MLflow at the end of training" if traced else "train with trace.every_steps=1"
+        return Problem(args.run, "there is no trace to compare with", hint=hint)
+    was = "is missing, though the run was trained with one" if traced else "is missing: the run was trained without one"
+    command = f"samewise train --config {shlex.quote(str(folder.config))} --fresh{'' if traced else ' trace.every_steps=1'}"
+    return Problem(str(folder.trace), was, hint=f"`{command}` trains it again, beside this run, with a trace")
 
 
 def _told(folder: RunFolder) -> list[tuple[int, str, float]]:
