@@ -20,10 +20,10 @@ _STRIDE = -0x61C8864680B583EB
 
 
 class Flip(ImageTransform):
-    """Each image as it is, or flipped along `dimension`. Choices: `flip`, bool[B]."""
+    """Each image as it is, or flipped along `dimension`, from left to right where a subclass names no other. Choices: `flip`, bool[B]."""
 
     moves_pixels = True
-    dimension: int
+    dimension = -1
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
@@ -40,8 +40,6 @@ class Flip(ImageTransform):
 class RandomHorizontalFlip(Flip):
     """Left and right exchanged, with probability `p`. Choices: `flip`, bool[B]."""
 
-    dimension = -1
-
 
 @final
 class AlternatingHorizontalFlip(Flip):
@@ -54,7 +52,6 @@ class AlternatingHorizontalFlip(Flip):
         seed: Another seed, another half.
     """
 
-    dimension = -1
     needs_places = True
 
     def __init__(self, seed: int = 0) -> None:
