@@ -64,7 +64,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
     except FileExistsError:
         raise taken(file) from None
     except OSError as error:
-        raise ConfigError(Problem(str(file), f"cannot be written: {error.strerror}", expected="a new file in a folder that can be written")) from None
+        raise ConfigError(Problem(str(file), f"cannot be written: {error.strerror}", expected="a new file in a folder that you can write to")) from None
     finally:
         temporary.unlink(missing_ok=True)
     return identity
@@ -242,7 +242,7 @@ class _Reading:
                 yield info.name, lambda info=info: self._chunks(info.offset_data, info.size)
                 padding = -info.size % tarfile.BLOCKSIZE
                 if self._raw(place, padding) != b"\0" * padding:
-                    self._problems.append(Problem(info.name, "the space behind it in the archive was altered"))
+                    self._problems.append(Problem(info.name, "the padding after it in the archive was altered"))
                 place += padding
         if self._size - place > 2 * _RECORD or self._raw(place, self._size - place) != _end(place):
             self._cut = Problem(last, f"what follows it in the archive was altered or cut off (byte {place})")
@@ -252,7 +252,7 @@ class _Reading:
         if found != name:
             hint = "" if name == IDENTITY else "`samewise bundle RUN --out FILE` makes one"
             raise ConfigError(
-                Problem(f"{self._file}: {name}", "is not in its place: this is not a bundle, or it was altered or cut off", found or "nothing", name, hint)
+                Problem(f"{self._file}: {name}", "is not where it should be: this is not a bundle, or it was altered or cut off", found or "nothing", name, hint)
             )
         raw = bytearray()
         for chunk in read():
@@ -281,7 +281,7 @@ class _Reading:
                 else ""
             )
         if wrong:
-            raise DamagedFile(Problem(f"{self._file}: {MANIFEST}", f"{'is none of a bundle' if self._agrees else 'was altered'}: {wrong}"))
+            raise DamagedFile(Problem(f"{self._file}: {MANIFEST}", f"{'is not part of a bundle' if self._agrees else 'was altered'}: {wrong}"))
         return names
 
     def _chunks(self, at: int, size: int) -> Iterator[bytes]:

@@ -72,7 +72,7 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
 def _sound(folder: RunFolder) -> Mapping[str, Any]:
     summary: dict[str, Any] | None = read_json(folder.summary, shapes.SUMMARY)
     if summary is None or summary["status"] != "finished":
-        raise ConfigError(Problem(str(folder.path), "the run is not finished", hint="give its `samewise train` command again to train it to the end"))
+        raise ConfigError(Problem(str(folder.path), "the run is not finished", hint="run its `samewise train` command again to finish it"))
     if not folder.trace.is_file():
         raise ConfigError(Problem(str(folder.trace), "is missing: nothing could be compared with it", hint="train with trace.every_steps=1"))
     altered = alterations(folder)
@@ -86,13 +86,13 @@ def _sound(folder: RunFolder) -> Mapping[str, Any]:
 def _require_the_same(folder: RunFolder, recorded: Mapping[str, Any], pins: Mapping[str, str]) -> None:
     """What goes into the bundle is what is here now, so that has to be what the run was trained with."""
     changed = sources.list_changes(folder.sources) + own_code.changes(recorded)
-    problems = [Problem(str(folder.path), f"cannot be bundled with the code that is here: {said}", hint=_CHECKED_OUT) for said in changed]
+    problems = [Problem(str(folder.path), f"cannot be bundled with the current code: {said}", hint=_CHECKED_OUT) for said in changed]
     trained_with = {name: recorded.get("versions", {}).get(name) for name in environment.NUMERIC} | recorded.get("libraries", {})
     for name, version in trained_with.items():
         here = pins.get(canonicalize_name(name))
         if version and here != version:
             problems.append(
-                Problem(str(folder.path), f"was trained with {name} {version}, and {here or 'none'} is installed here", hint=f"install {name}=={version}")
+                Problem(str(folder.path), f"was trained with {name} {version}, but {here or 'none'} is installed here", hint=f"install {name}=={version}")
             )
     if problems:
         raise ConfigError(*problems)
@@ -120,16 +120,16 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
 def _secret_in(name: Path, file: Path) -> str:
     """Why a file of the user's is not handed on; empty where it may be."""
     if looks_secret(name):
-        return "is called like a file of secrets"
+        return "has a name that files of secrets usually have"
     text = file.read_bytes().decode("utf-8", "replace")
     if without_keys(text) != text:
-        return "has a private key in it"
+        return "contains a private key"
     if file.suffix in (".yaml", ".yml"):
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = None
-        return "has a password or a token in it" if redact(text) != text or redact_values(value) != value else ""
+        return "contains a password or a token" if redact(text) != text or redact_values(value) != value else ""
     return ""
 
 

@@ -25,7 +25,7 @@ def listed(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Files]
         files = dict(_below(place))
         size = sum(file.stat().st_size for file in files.values())
         if hashed and size > _LARGE:
-            print(f"hashing the data of {key}: {len(files)} files, {size / 1e9:.1f} GB; --no-data-hashes leaves that out", file=sys.stderr)
+            print(f"hashing the data of {key}: {len(files)} files, {size / 1e9:.1f} GB; --no-data-hashes skips this", file=sys.stderr)
         found[key] = {name: _facts(file, hashed=hashed) for name, file in files.items()}
     return found
 
@@ -40,13 +40,15 @@ def require(manifest: Mapping[str, Files], whole: Mapping[str, Any]) -> int:
     for key, files in manifest.items():
         if key not in here:
             problems.append(
-                Problem(key, "the run's data are not here", hint=f"{key}=PLACE says where: {len(files)} files, such as {next(iter(files), 'none')}")
+                Problem(
+                    key, "the run's data were not found", hint=f"set {key}=PLACE to where they are: {len(files)} files, such as {next(iter(files), 'none')}"
+                )
             )
             continue
         present = dict(_below(here[key]))
         wrong = [f"{name} is missing" for name in files if name not in present]
-        wrong += [f"{name} has other content" for name in files if name in present and not _agrees(present[name], files[name])]
-        wrong += [f"{name} was not there" for name in present if name not in files]
+        wrong += [f"{name} has different content" for name in files if name in present and not _agrees(present[name], files[name])]
+        wrong += [f"{name} is new" for name in present if name not in files]
         agreeing += len(files)
         more = f", and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
         if wrong:

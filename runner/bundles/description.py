@@ -22,7 +22,7 @@ _FORMATS = {
     "toml": "application/toml",
 }
 _ROLES = {
-    "bundle.json": "What the run was and came to: fingerprint, level, digests of weights and trace",
+    "bundle.json": "What the run was, and its result: fingerprint, level, digests of weights and trace",
     "requirements.txt": "The environment: exact versions of all packages",
     "data.json": "The data: names, sizes and SHA-256 of all files, and fingerprints of the splits",
     "croissant.json": "The data set, described in Croissant",

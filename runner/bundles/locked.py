@@ -55,7 +55,7 @@ def read(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     wrong = [line for line in lines if not _PIN.fullmatch(line)]
     if wrong:
-        raise ConfigError(*(Problem("requirements.txt", "is not one version of a package", line, "name==version") for line in wrong[:5]))
+        raise ConfigError(*(Problem("requirements.txt", "is not an exact version of a package", line, "name==version") for line in wrong[:5]))
     return lines
 
 

@@ -125,11 +125,11 @@ def _downloaded(client: Any, run_id: str, into: Path, store: str) -> RunFolder:
     folder = RunFolder(into)
     stored = {str(one.path): one.file_size or 0 for one in client.list_artifacts(run_id)}
     if "config.yaml" not in stored:
-        raise ConfigError(Problem("RUN", f"{store} has no config.yaml of it", run_id, "a run that samewise trained"))
+        raise ConfigError(Problem("RUN", f"{store} does not have its config.yaml", run_id, "a run that samewise trained"))
     sizes = {name: size for name, size in stored.items() if name in (*_PARTS, SIGNATURE)}
     for name in sizes:
         if sizes[name] > LARGEST and name != folder.trace.name:
-            raise ConfigError(Problem(f"{run_id}: {name}", f"is larger than any that is written here: {sizes[name]} bytes"))
+            raise ConfigError(Problem(f"{run_id}: {name}", f"is larger than any that samewise writes: {sizes[name]} bytes"))
     for place in ("checkpoint", f"checkpoint/{shards.FOLDER}"):
         if place in stored:
             listed = client.list_artifacts(run_id, place)

@@ -51,12 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     parser.add_argument("--to", default="pt2", metavar="FORMATS", help=f"one or more of {', '.join(KINDS)}, with commas (default: pt2)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write; one with something in it is not overwritten")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write: a new or an empty one")
     add_checkpoint(parser)
     parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
     parser.add_argument("--module", metavar="NAME", help="export this module of the model, such as backbone (default: the model that the recipe calls)")
     parser.add_argument("--bare", action="store_true", help="leave out the batch transforms before the model, such as normalising (default: they are in it)")
-    help_ = "refuse a format whose results are further off than this share of the largest number (default: 1e-4)"
+    help_ = "refuse a format whose results differ from the model's by more than this share of the largest number (default: 1e-4)"
     parser.add_argument("--tolerance", type=float, default=1e-4, metavar="SHARE", help=help_)
     help_ = "refuse int8 where the metric that chose the checkpoint gets worse by more than this share of it (default: 0.02)"
     parser.add_argument("--most-lost", type=float, default=0.02, metavar="SHARE", help=help_)
@@ -166,8 +166,8 @@ def _model(args: argparse.Namespace, folder: RunFolder, composed: Composed, *, q
     streams.enter(run.seed, "eval", 0)
     wanted = {name: form for name, form in forms.items() if args.module is None or name == args.module}
     if quantised and wanted:
-        words = "cannot be quantised: what it loses could not be measured, since its recipe evaluates it by other calls than those of an export"
-        raise ConfigError(Problem("--to", words, "onnx-int8", hint="the other formats take it"))
+        words = "cannot be quantised: its loss of accuracy could not be measured, because its recipe evaluates it by calls other than the exported one"
+        raise ConfigError(Problem("--to", words, "onnx-int8", hint="choose another format"))
     calls = [in_form(form, name, model, loaded, transform, whole=not args.bare) for name, form in wanted.items()]
     if not calls:
         call = observe(run.recipe, model, loaded, transform, module=args.module, whole=not args.bare)

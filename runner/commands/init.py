@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         made = make(folder, package)
     except OSError as error:
         words = f"cannot be written: {error.strerror}"
-        raise ConfigError(Problem("FOLDER", words, str(error.filename or folder), "a place where you can write", "nothing was written")) from None
+        raise ConfigError(Problem("FOLDER", words, str(error.filename or folder), "a place that you can write to", "nothing was written")) from None
     print(f"made {folder}:")
     print("\n".join(f"  {name}" for name in made))
     _write_schema(folder)

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_mlflow and trusted:
         _log(folder, written)
     elif not args.no_mlflow:
-        print(f"warning: {folder.path} {trust.NOT_YOURS}: the report is not logged to the MLflow store that it names; --trust allows it", file=sys.stderr)
+        print(f"warning: {folder.path} {trust.NOT_YOURS}. The report is not logged to the MLflow store that it names; --trust allows it", file=sys.stderr)
     if args.open:
         import webbrowser
 

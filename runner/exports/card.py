@@ -48,35 +48,35 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
         "weights": f"`weights.safetensors`, SHA-256 `{said['files'].get('weights.safetensors', '')}`",
     }
     yield from (f"| {name} | {_cell(value)} |" for name, value in facts.items() if value)
-    yield from ("", "## What goes in and comes out", "", "| | dtype | shape of the example |", "|---|---|---|")
+    yield from ("", "## Inputs and outputs", "", "| | dtype | shape of the example |", "|---|---|---|")
     for kind in ("inputs", "outputs"):
         yield from (f"| {kind[:-1]} `{_cell(name)}` | {form['dtype']} | {form['shape']} |" for name, form in said[kind].items())
     yield ""
     batch, sample = said["transforms"].get("batch") or [], said["transforms"].get("sample") or []
     if said["whole"]:
-        yield "The files take a batch as the data set gives it: what comes before the model (`transforms.batch` in `export.json`) is in them."
+        yield "The files take a batch as the data set gives it: they contain the transforms before the model (`transforms.batch` in `export.json`)."
     elif batch:
-        yield from ("Before the files, a batch goes through these transforms:", "", "```json", json.dumps(batch, indent=2), "```")
+        yield from ("Apply these transforms to a batch first; they are not in the files:", "", "```json", json.dumps(batch, indent=2), "```")
     if sample:
-        yield from ("Before that, each sample goes through these transforms, which are not in the files:", "", "```json", json.dumps(sample, indent=2), "```")
+        yield from ("Before that, apply these transforms to each sample; they are not in the files:", "", "```json", json.dumps(sample, indent=2), "```")
     if said.get("gives"):
-        yield from ("", f"What comes out: {said['gives']}. The settings are under `recipe` in `export.json`.")
+        yield from ("", f"Output: {said['gives']}. The settings are under `recipe` in `export.json`.")
     if classes := said.get("classes"):
         names = ", ".join(f"`{_cell(name)}`" for name in classes[:_SHOWN])
         yield from ("", f"Classes, by number from 0: {names}" + (f" and {len(classes) - _SHOWN:,} more, in `export.json`" if len(classes) > _SHOWN else ""))
-    yield from ("", "## To run it", "")
+    yield from ("", "## How to run it", "")
     inputs, feeds = ", ".join(_plain(name) for name in said["inputs"]), ", ".join(f"'{name.replace('.', '_')}': {_plain(name)}" for name in said["inputs"])
     version = (environment.get("versions") or {}).get("torch", "")
     for name, form in said["formats"].items():
         also = ", torchvision  # some of the operators are that library's" if any(kind.startswith("torchvision.") for kind in form["operators"]) else ""
         where, code = (words.format(file=form["file"], inputs=inputs, feeds=feeds, torch=version, also=also) for words in _RUN[name.removesuffix("-int8")])
         yield from (f"### `{form['file']}`", "", f"{where}:", "", "```python", code, "```", "")
-        yield from (f"On the test vectors, beside the model itself: {form['compared']}.", "")
+        yield from (f"On the test vectors, compared with the model itself: {form['compared']}.", "")
         if "accuracy" in form:
-            yield from ("These samples are of the validation split; the ranges of numbers are from samples of the training split.", "")
+            yield from ("The test vectors are samples of the validation split; quantisation was calibrated on samples of the training split.", "")
         if form["operators"]:
             yield from (f"Operators: {', '.join(form['operators'])}", "")
-    yield "`vectors.safetensors` holds an input and what the model gives for it; `samewise verify FOLDER` runs it in every runtime that is installed."
+    yield "`vectors.safetensors` contains an input and the model's output for it; `samewise verify FOLDER` runs it in every runtime that is installed."
 
 
 def _cell(text: str) -> str:

@@ -98,5 +98,5 @@ def run(client: Client, folder: Path, export: Path, outputs: Sequence[str]) -> l
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise ValueError(f"{client.language} cannot run it: {lines[0] if lines else f'exit code {done.returncode}'}")
     if [name for name, _, _ in said] != list(outputs):
-        raise ValueError(f"{client.language} tells of {', '.join(name for name, _, _ in said)}, not of {', '.join(outputs)}")
+        raise ValueError(f"{client.language} reports {', '.join(name for name, _, _ in said)}, not {', '.join(outputs)}")
     return [Difference(name, float(relative), int(ulps.replace(",", ""))) for name, relative, ulps in said if relative]

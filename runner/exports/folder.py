@@ -83,8 +83,8 @@ def write(
             given = dict(zip(call.outputs, formats.run(form, folder / form.file, call.inputs), strict=True))
             vectors |= {f"{name}/{one}": tensor for one, tensor in given.items()}
             if other := form.altered(folder / form.file, weights):
-                words = f"was not exported: these weights are further off than int8 rounds them: {first_few(other, 5)}"
-                raise ConfigError(Problem("--to", words, name, hint=f"the file is left at {folder / form.file} to look at"))
+                words = f"was not exported: these weights differ by more than int8 rounding explains: {first_few(other, 5)}"
+                raise ConfigError(Problem("--to", words, name, hint=f"the file is left at {folder / form.file} for inspection"))
             apart, loss = difference(call.outputs, given), accuracy(form.load(folder / form.file))
             lost[name] = asdict(loss) | {"differs": apart.relative if apart else 0.0}
             words = f"{apart.output} differs by {apart.relative:.2g} of its largest number" if apart else "the same bits"
@@ -93,7 +93,7 @@ def write(
         held = tried(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
-            hint = f"the file is left at {folder / form.file} to look at; --tolerance accepts a larger error"
+            hint = f"the file is left at {folder / form.file} for inspection; --tolerance accepts a larger error"
             raise ConfigError(Problem("--to", words, name, f"a relative error of at most {tolerance:g}", hint))
         found.append(held)
     write_tensors(folder / VECTORS, vectors, {name: "\n".join(of) for name, of in in_short.items()} | {"tolerance": str(tolerance)})
@@ -149,11 +149,11 @@ def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) ->
         held_to, tolerance = (truth, said["tolerance"]) if form.is_exact else (_as_written(form, truth, vectors), STEP)
         if not (altered := _is_altered(path, said["files"])):
             held = tried(form, path, held_to, tolerance)
-            since = "" if form.is_exact or held.sound is None else "beside what it gave when it was written: "
+            since = "" if form.is_exact or held.sound is None else "compared with its results at export: "
             found.append(replace(held, words=since + held.words))
             found += [tried_in(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
         elif not trusted:  # what export.json vouches for is another file
-            found.append(Runtime(form.name, f"{altered}, and is run with --trust only"))
+            found.append(Runtime(form.name, f"{altered}, so it is only run with --trust"))
         else:
             held = tried(form, path, held_to, tolerance)
             found.append(replace(held, words=f"{altered}; {held.words}", same=False, sound=False))
@@ -172,7 +172,7 @@ def _is_altered(path: Path, files: Mapping[str, str]) -> str:
         return ""
     with handle:
         if (size := os.fstat(handle.fileno()).st_size) > (free := free_memory()):
-            raise ConfigError(Problem(str(path), f"is not read: it has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"))
+            raise ConfigError(Problem(str(path), f"was not read: it takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory is free"))
         is_other = hashlib.file_digest(handle, "sha256").hexdigest() != files.get(path.name)
     return f"{path.name} was altered since the export" if is_other else ""
 

@@ -133,7 +133,7 @@ def write(form: Format, call: Call, path: Path) -> list[Operator]:
             program = form.write(call, path)
             return of_program(program, list(call.inputs.values())) if program else form.recorded(path, call.inputs)
     except Exception as error:
-        hint = "--bare leaves out what comes before the model, which may be what it cannot take" if call.whole else ""
+        hint = "try --bare: it leaves out the batch transforms before the model, which may be what cannot be exported" if call.whole else ""
         raise ConfigError(Problem("--to", f"{form.runtime}'s exporter cannot take this model: {first_line(error)}", form.name, hint=hint)) from None
 
 

@@ -100,14 +100,14 @@ class OnnxInt8(Onnx):
         own = {one.name for one in model.graph.initializer if one.name.startswith("model.")}
         nodes = [node.name for node in model.graph.node if node.op_type in _QUANTISED and own & set(node.input)]  # those of a spectrogram stay as they are
         if not nodes:
-            raise ValueError(f"it has none of {', '.join(_QUANTISED)}, which are what int8 is for")
+            raise ValueError(f"it has none of the operators that int8 quantises ({', '.join(_QUANTISED)})")
         run = self.load(path)
         for one in call.examples:
             try:
                 run(one)
             except Exception:
                 shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in one.items())
-                raise ValueError(f"ranges of numbers are taken from training samples, and its ONNX file does not run on one of {shapes}") from None
+                raise ValueError(f"quantisation is calibrated on training samples, and its ONNX file does not run on one of {shapes}") from None
         quantization.quantize_static(  # pyright: ignore[reportUnknownMemberType]
             model,
             str(path),

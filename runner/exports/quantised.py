@@ -65,7 +65,7 @@ def accuracy(run: Run, model: nn.Module, call: Call, runtime: Runtime, *, most: 
     with _in_its_place(run, call, runtime) as calls:
         quantised = measure_split(run, "valid", model).compute()[name]
     if not calls:
-        words = "cannot be measured: the recipe evaluates the model in another way than by the call that is exported"
+        words = "cannot be measured: the recipe evaluates the model by calls other than the exported one"
         raise ConfigError(Problem("--to", f"the loss of accuracy {words}", type(run.recipe).__name__))
     worse = exact - quantised if str(run.evaluate.mode) == "max" else quantised - exact
     limit, batch = run.evaluate.limit, run.evaluate.batch_size

@@ -100,10 +100,10 @@ def _first(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> 
     try:
         found = formats.operators(form, path, truth.inputs, expected)
     except ValueError as error:
-        return None, f"; its operators cannot be looked at: {error}"
+        return None, f"; its operators cannot be inspected: {error}"
     if first := first_apart(expected, found, tolerance=tolerance):
         return first.name, f", first at {first}"
-    return None, "; each operator by itself gives what is expected, so the runtime differs where it runs several as one" if found else ""
+    return None, "; each operator by itself gives the expected result, so the difference comes from operators that the runtime fuses" if found else ""
 
 
 def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) -> tuple[list[str], str, str]:
@@ -119,5 +119,5 @@ def _weights(form: formats.Format, path: Path, weights: Mapping[str, Tensor]) ->
     except Exception as error:
         words = f"; its weights cannot be read: {first_line(error)}"
         return [], words, words
-    words = f"these weights are others than the model's: {first_few(others, 5)}" if others else "its weights are the model's, so an operator computes otherwise"
+    words = f"these weights differ from the model's: {first_few(others, 5)}" if others else "its weights are the model's, so an operator computes differently"
     return others, f"; {words}", ""

@@ -86,8 +86,8 @@ def _of_point(composed: Composed, sweep: SweepFolder, number: int) -> Composed:
     composed = dataclasses.replace(composed, place=Path(point.folder))
     if composed.fingerprint != point.fingerprint:
         changed = sources.list_changes(sweep.sources) or ["weights or a checkpoint that its config names"]
-        hint = "restore it, or give the sweep's command again: changed code makes it another sweep"
-        raise ConfigError(Problem(point.label, f"this point was made with other content: {'; '.join(changed)}", hint=hint))
+        hint = "restore it, or run the sweep's command again: with changed code it is another sweep"
+        raise ConfigError(Problem(point.label, f"what this point uses has changed since the sweep was made: {'; '.join(changed)}", hint=hint))
     return composed
 
 

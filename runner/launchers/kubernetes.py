@@ -96,7 +96,7 @@ class Kubernetes(Launcher):
         if memory is not None and not manifest.is_quantity(str(memory)):
             found.append(Problem("memory", "is not a valid amount of memory", memory, "in Kubernetes notation, such as 16Gi"))
         found += [
-            Problem(f"pod.{name}", "is written by the launcher itself", hint="see the launcher's other keys") for name in manifest.OURS if name in (pod or {})
+            Problem(f"pod.{name}", "is set by the launcher itself", hint="see the launcher's other keys") for name in manifest.OURS if name in (pod or {})
         ]
         if found:
             raise ConfigError(*found)

@@ -43,7 +43,7 @@ class Volume:
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
             raise ConfigError(Problem(where, "is also the path in the pod, so it must be absolute", path, "a path that starts with /, without .."))
         if not isinstance(source, str) or not source or ".." in PurePosixPath(source).parts:
-            raise ConfigError(Problem(where, "names no volume", source, "CLAIM, CLAIM/FOLDER or /FOLDER/OF/THE/NODE"))
+            raise ConfigError(Problem(where, "does not name a volume", source, "CLAIM, CLAIM/FOLDER or /FOLDER/OF/THE/NODE"))
         if source.startswith("/"):
             return cls(path, "", source)
         claim, _, folder = source.partition("/")

@@ -166,7 +166,7 @@ class Ray(Launcher):
         if status == "RUNNING":
             return Seen(Standing.running)
         if self._mark(job["submission_id"]).exists():  # whatever Ray calls it: it may fail to stop a job that is over at once
-            return Seen(Standing.gone, "STOPPED while it waited")
+            return Seen(Standing.gone, "STOPPED while waiting")
         if status == "PENDING":
             return Seen(Standing.waiting)
         if status == "SUCCEEDED":

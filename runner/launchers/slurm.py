@@ -96,7 +96,7 @@ class Slurm(Launcher):
         least = {"nodes": (nodes, 1), "cpus": (cpus, 1), "jobs": (jobs, 1), "notice_s": (notice_s, 1), "requeues": (requeues, 0), "poll_s": (poll_s, 0.1)}
         found = too_small(least)
         if time is not None and (limit := _seconds(str(time))) is not None and limit <= notice_s:
-            words = f"leaves no time to train: a run is told to save {notice_s} s before the limit"
+            words = f"leaves no time to train: a run is asked to save {notice_s} s before the limit"
             found.append(Problem("time", words, time, f"more than {notice_s} s", "launcher.notice_s"))
         if found:
             raise ConfigError(*found)
@@ -148,7 +148,7 @@ class Slurm(Launcher):
             file.with_name(f"{file.stem}-{index}.log") for file in self._home.glob("*.json") if (read_json(file, shapes.SUBMISSION) or {}).get("job") == array
         ]
         began = any(link.exists() and link.stat().st_mtime >= link.lstat().st_mtime for link in links)
-        return Seen(Standing.gone, f"SLURM no longer knows its job {name}" if began else "CANCELLED while it waited")
+        return Seen(Standing.gone, f"SLURM no longer knows its job {name}" if began else "CANCELLED while waiting")
 
     def _needs(self, job: Job) -> _Needs:
         """What a job asks of each machine."""

@@ -61,12 +61,12 @@ def _data(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str
     what = f"the data set {who}" if slowest.startswith("data") else f"the transform {slowest.partition('/')[2]}"
     why = f"a step's batch takes {cost:.3g} ms to make, most of it in {what}, and the rest of the step {rest:.3g} ms"
     if cores == 1 and not workers:
-        return f"{why}; on one core workers would take that from training, so samples have to become cheaper", _cached(run)
+        return f"{why}; on one core workers would take that from training, so make the samples cheaper", _cached(run)
     if wanted > workers and workers < cores:
         return why, [f"loader.num_workers={min(max(wanted, workers + 1), cores)}", *_cached(run)]
     if workers and settings.prefetch_factor < 4:
         return f"{why}; {workers} workers are enough on average", [f"loader.prefetch_factor={2 * settings.prefetch_factor}", *_cached(run)]
-    return f"{why}; more than {workers} workers would need more than the {cores} cores that there are", _cached(run)
+    return f"{why}; more than {workers} workers would need more than the {cores} available cores", _cached(run)
 
 
 def _cached(run: Run) -> list[str]:
@@ -78,7 +78,7 @@ def _transfer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list
     if run.strategy.device.type == "cpu":
         return "each batch is copied into another memory layout", ["memory_format=contiguous"] if str(run.config.memory_format) == "channels_last" else []
     if settings.pin_memory:
-        return "the batch is large for the way to the device", []
+        return "the batch is large for the transfer to the device", []
     return "the batch is not in page-locked memory, so the device waits for its copy", ["loader.pin_memory=true"]
 
 
@@ -108,7 +108,7 @@ def _optimizer(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, lis
 
 def _trace(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:
     every = run.config.trace.every_steps
-    return f"every {'' if every == 1 else f'{every} '}step{'s' * (every != 1)} all gradients and weights are digested", [f"trace.every_steps={10 * every}"]
+    return f"every {'' if every == 1 else f'{every} '}step{'s' * (every != 1)} all gradients and weights are hashed", [f"trace.every_steps={10 * every}"]
 
 
 def _callbacks(run: Run, found: Mapping[str, Any], cores: int) -> tuple[str, list[str]]:

@@ -102,7 +102,7 @@ def suggest(tried: list[Size], *, samples: int) -> dict[str, Any]:
     epoch = max(1, samples // chosen.batch_size)
     reason = f"{chosen.per_sample:.3g} ms a sample, the least there is within {NEAR:.0%}, and larger batches make fewer steps of the same samples"
     reason += f": here {epoch:,} step{'s' * (epoch > 1)} an epoch of {samples:,}"
-    reason += "; twice as many are more than there are to train on" if not refused and 2 * fits[-1].batch_size > samples else ""
+    reason += "; twice as many are more than the training split has" if not refused and 2 * fits[-1].batch_size > samples else ""
     reason += f"; the largest that fits is {fits[-1].batch_size}: {refused.batch_size} {refused.why}" if refused else ""
     return {
         "batch_size": chosen.batch_size,

@@ -29,7 +29,7 @@ def range_test(run: Run, *, low: float, high: float, steps: int) -> list[tuple[f
     """
     if len(run.phases) > 1:
         names = ", ".join(phase.spec.name for phase in run.phases)
-        raise ConfigError(Problem("optimizer", f"the range test is for experiments with one optimizer, and this one has several ({names})"))
+        raise ConfigError(Problem("optimizer", f"the range test is for experiments with one optimizer, but this one has several ({names})"))
     base = float(run.phases[0].optimizer.param_groups[0]["initial_lr"])
     if not base > 0:
         raise ConfigError(Problem("optimizer.lr", "must be greater than 0, so that parameter groups keep their proportions", base))

@@ -69,7 +69,7 @@ def suggest(tried: list[Loading], *, cuda: bool) -> dict[str, Any]:
     if chosen.num_workers:
         reason = f"a step takes {chosen.ms:.4g} ms with {number_of(chosen.num_workers, 'worker')}, and {alone.ms:.4g} ms without"
     else:
-        reason = f"a step takes {alone.ms:.4g} ms without workers, and none of the others makes it faster by more than {NEAR:.0%}"
+        reason = f"a step takes {alone.ms:.4g} ms without workers, and no other setting makes it faster by more than {NEAR:.0%}"
     reason += "" if cuda else "; loader.pin_memory has no effect on the CPU"
     return {
         "num_workers": chosen.num_workers,

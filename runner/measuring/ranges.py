@@ -20,14 +20,14 @@ from samewise.runner.training.run import Run
 
 RANGES = {
     "data": "waiting for a batch, or making it where there are no workers",
-    "transfer": "the batch on its way to the device",
+    "transfer": "the transfer of the batch to the device",
     "transforms": "sample transforms made in this process, and batch transforms",
     "forward": "the model and its loss",
     "backward": "gradients",
     "exchange": "adding up gradients over replicas and processes, excluding overlap with the backward pass",
     "optimizer": "averaging and clipping gradients, and the update",
     "trace": "digests, and the line of the trace",
-    "callbacks": "what callbacks do after a step, tracking apart",
+    "callbacks": "what callbacks do after a step, without tracking",
     "tracking": "metrics, to the journal",
     "other": "the loop itself, seeds and checks",
 }

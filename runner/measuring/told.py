@@ -48,7 +48,7 @@ def lines(found: Mapping[str, Any], out: Path) -> Iterator[str]:
     for cause in found["advice"]:
         yield f"  {cause['part']}, {cause['share']:.0%} of a step: {cause['why']}"
         for change, keeps in cause["change"].items():
-            yield f"    {change:<40} {'the same bits' if keeps else 'another experiment, with bits of its own'}"
+            yield f"    {change:<40} {'the same bits' if keeps else 'another experiment, with different bits'}"
     yield f"written to {out}"
     for file in found["files"]:
         yield f"  {file:<28} {_meaning(file)}".rstrip()

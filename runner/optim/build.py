@@ -90,7 +90,9 @@ def _nodes(optimizer: Mapping[str, Any], phases: Sequence[Phase]) -> dict[str, t
 
 def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     if not isinstance(partial, functools.partial):
-        raise ConfigError(Problem(path, "is not an optimizer waiting for its parameters", partial, "a torch.optim.Optimizer with `_partial_: true`"))
+        raise ConfigError(
+            Problem(path, "is not a partial optimizer, which takes its parameters later", partial, "a torch.optim.Optimizer with `_partial_: true`")
+        )
     make = cast("Callable[..., Any]", partial.func)
     settings = {key: _plain(value) for key, value in partial.keywords.items()}
     _refuse_what_cannot_train(make, groups, path)
@@ -104,7 +106,7 @@ def _build(partial: Any, groups: list[dict[str, Any]], path: str) -> Optimizer:
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(_explained(error, settings, path)) from None
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(Problem(path, "makes no optimizer", type(optimizer).__name__, "a torch.optim.Optimizer"))
+        raise ConfigError(Problem(path, "does not make an optimizer", type(optimizer).__name__, "a torch.optim.Optimizer"))
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults.get("fused"):
         optimizer.register_step_pre_hook(begin_late_momentum)
     return optimizer

@@ -48,7 +48,7 @@ def lora(module: nn.Module, name: str = "weight", *, rank: int = 8, alpha: float
     weight = cast("Tensor", getattr(module, name))
     least = min(weight.shape[0], math.prod(weight.shape[1:])) if weight.dim() > 1 else 0
     if not isinstance(rank, int) or not 1 <= rank <= least:  # pyright: ignore[reportUnnecessaryIsInstance] (a config's)
-        raise ValueError(f"a rank of {rank} is not possible: it has at most {least}" if least else "it is not a matrix")
+        raise ValueError(f"a rank of {rank} is not valid: it must be from 1 to {least}" if least else "it is not a matrix")
     with torch.no_grad():
         change = LowRank(weight, rank=rank, scale=1.0 if alpha is None else alpha / rank)
     parametrize.register_parametrization(module, name, change)

@@ -40,7 +40,9 @@ def waiting(model: nn.Module, rules: Mapping[str, Any], *, steps_per_epoch: int)
     waits = [(epochs, one) for one, epochs in epochs_frozen(model, rules) if one.parameter.requires_grad]
     if waits and len(waits) == sum(one.requires_grad for one in model.parameters()):
         least, told = min(epochs for epochs, _ in waits), {name: rule[key] for name, key, rule in _that_wait(rules)}
-        raise ConfigError(Problem("param_groups", f"no parameter is trained in the first {least} epochs", told, "one rule fewer with frozen_until"))
+        raise ConfigError(
+            Problem("param_groups", f"no parameter is trained in the first {least} epochs", told, "at least one parameter group without frozen_until")
+        )
     return [_waiting(model, [one for least, one in waits if least >= until], until * steps_per_epoch) for until in sorted({until for until, _ in waits})]
 
 
@@ -52,7 +54,7 @@ def _waiting(model: nn.Module, named: Sequence[Named], until: int) -> Waiting:
 
 def cautions(rules: Mapping[str, Any], later: Sequence[Waiting] = (), *, steps_per_epoch: int, total_steps: int) -> list[Problem]:
     """What waits for an epoch that does not come."""
-    words, hint = "training ends before, and never trains what waits for it", "a smaller number here, a larger max_epochs, or frozen: true"
+    words, hint = "training ends before this epoch, so it never trains what is frozen until then", "a smaller number here, a larger max_epochs, or frozen: true"
     last = {"frozen_until": 0, "unfreeze_every": max((one.until for one in later), default=0)}
     found = [(name, key, rule[key], max(last[key], rule[key] * steps_per_epoch)) for name, key, rule in _that_wait(rules)]
     return [Problem(f"param_groups.{name}.{key}", words, epochs, hint=hint) for name, key, epochs, until in found if until >= total_steps]

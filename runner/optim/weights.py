@@ -135,7 +135,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return read_tensors(path)
     except ValueError as error:
-        raise ConfigError(Problem(PATH, f"cannot be read: {error}", str(path), "a .safetensors file, whole")) from None
+        raise ConfigError(Problem(PATH, f"cannot be read: {error}", str(path), "a complete .safetensors file")) from None
 
 
 def _unwrapped(found: Any) -> dict[str, Tensor]:
@@ -146,12 +146,12 @@ def _unwrapped(found: Any) -> dict[str, Tensor]:
             break
         found = found[inner]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(found, Mapping) or not found:
-        raise ConfigError(Problem(PATH, "is not a state_dict", type(found).__name__, "names to tensors"))  # pyright: ignore[reportUnknownArgumentType]
+        raise ConfigError(Problem(PATH, "is not a state_dict", type(found).__name__, "a mapping from names to tensors"))  # pyright: ignore[reportUnknownArgumentType]
     entries = {str(name): value for name, value in cast("Mapping[Any, Any]", found).items()}
     entries.pop("n_averaged", None)  # torch.optim.swa_utils.AveragedModel's own
     wrong = [name for name, value in entries.items() if not isinstance(value, Tensor) and not name.endswith("_extra_state")]
     if wrong:
-        expected = "names to tensors, at the top level or under one of: " + ", ".join(WRAPPERS)
+        expected = "a mapping from names to tensors, at the top level or under one of: " + ", ".join(WRAPPERS)
         raise ConfigError(Problem(PATH, f"is not a state_dict: '{wrong[0]}' is not a tensor", type(entries[wrong[0]]).__name__, expected))
     return entries
 
@@ -178,7 +178,7 @@ def _require_their_input(model: nn.Module) -> None:
     """Refuse a model that passes images on as they are to weights that have learned from others: torchvision's Inception and GoogLeNet."""
     if getattr(model, "transform_input", None) is False:
         hint = "model.transform_input=true, with images normalised as transforms=imagenet does"
-        words = "must be true for published weights, which have learned from images in another range"
+        words = "must be true for published weights, which were trained on images in another range"
         raise ConfigError(Problem("model.transform_input", words, False, hint=hint))
 
 

@@ -146,7 +146,7 @@ def read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise _incomplete(path) from None
     except pickle.UnpicklingError as error:
-        raise CheckpointError(Problem(str(path), f"the checkpoint is not loaded: {error}", expected="tensors and plain values")) from None
+        raise CheckpointError(Problem(str(path), f"the checkpoint was not loaded: {error}", expected="tensors and plain values")) from None
     except Exception as error:
         hint = "the file may be intact: check storage, memory and the version of torch, then try again"
         raise CheckpointError(Problem(str(path), f"the checkpoint cannot be read: {first_line(error)}", hint=hint)) from error
@@ -179,7 +179,7 @@ def _require_as_large_as_it_is(path: Path) -> None:
     except (zipfile.BadZipFile, ValueError, NotImplementedError):  # of an older form, or damaged: torch says so
         return
     if size > path.stat().st_size:
-        raise pickle.UnpicklingError(f"it unpacks to {size:,} bytes, and torch.save does not pack what it writes; it has not been loaded")
+        raise pickle.UnpicklingError(f"it is compressed (to {size:,} bytes when unpacked), which torch.save never does; it was not loaded")
 
 
 def _require_whole_tensors(found: Any) -> None:
@@ -189,7 +189,7 @@ def _require_whole_tensors(found: Any) -> None:
         if isinstance(one, Tensor) and one.layout == torch.strided:
             held, size = one.untyped_storage().nbytes(), one.numel() * one.element_size()
             if size > max(held, _MOST_REPEATED):
-                words = f"it has a tensor of {list(one.shape)}, which repeats {held:,} bytes until they are {size:,}; it has not been loaded"
+                words = f"it has a tensor of shape {list(one.shape)} that repeats {held:,} stored bytes to make {size:,}; it was not loaded"
                 raise pickle.UnpicklingError(words)
         elif isinstance(one, Mapping | list | tuple | set) and id(one) not in seen:  # which may contain itself
             seen.add(id(one))
@@ -208,14 +208,12 @@ def load_tensors(path: Path) -> Any:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # torch's message advises to switch the protection off
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"names {named[1]}, which may run code" if named else "holds more than tensors and plain values, or is damaged"
-        raise pickle.UnpicklingError(f"it {what}; it has not been loaded") from None
+        what = f"names {named[1]}, which may run code" if named else "contains more than tensors and plain values, or is damaged"
+        raise pickle.UnpicklingError(f"it {what}; it was not loaded") from None
     except RuntimeError as error:  # of a tar archive it advises so too
         if "weights_only" not in str(error):
             raise
-        raise pickle.UnpicklingError(
-            "it is an archive, such as a bundle, which holds more than tensors (`tar -xf` unpacks it); it has not been loaded"
-        ) from None
+        raise pickle.UnpicklingError("it is an archive, such as a bundle, which contains more than tensors (`tar -xf` unpacks it); it was not loaded") from None
     _require_whole_tensors(found)
     return found
 

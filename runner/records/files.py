@@ -81,9 +81,9 @@ def require_writable(option: str, place: Path, *, file: bool = False, hint: str 
     """
     folder = place.absolute().parent if file else place
     if file and not folder.is_dir():
-        raise ConfigError(Problem(option, "is in a folder that does not exist", str(place), "a file in a folder that is there", hint))
+        raise ConfigError(Problem(option, "is in a folder that does not exist", str(place), "a file in an existing folder", hint))
     if refusal := try_writing(folder):
-        raise ConfigError(Problem(option, f"cannot be written: {refusal}", str(place), "a place where you can write", hint))
+        raise ConfigError(Problem(option, f"cannot be written: {refusal}", str(place), "a place that you can write to", hint))
 
 
 def require_no_link(*paths: Path) -> None:
@@ -262,7 +262,7 @@ def misfit(value: Any, shape: Any, at: str = "") -> str:
         return _misfit_of_mapping(value, shape, at)
     fits = value is None if shape is None else isinstance(value, _KINDS.get(shape, shape)) and (shape is object or not isinstance(value, bool) or shape is bool)
     if fits and isinstance(value, int) and shape in (int, float) and abs(value) >= 2**63:
-        return f"{at or 'it'} is too large a number"
+        return f"{at or 'it'} is too large"
     return "" if fits else _told(at, value, _NAMES.get(shape, "nothing"))
 
 

@@ -83,8 +83,8 @@ class RunFolder:
             DamagedFile: where something is written there is a link; or `checkpoints` is one, in a folder that this user has neither made nor trusted.
         """
         if self.checkpoints.is_symlink() and not trust.is_signed(self.config):
-            words = "is a link, which may lead to any folder of yours, and the run's folder was not made by you with this home folder"
-            hint = f"remove it; or, if you have made it: `samewise eval {self.path} --trust` says that the folder is yours"
+            words = "is a link, which may lead to any folder of yours, and the run's folder is not signed by you"
+            hint = f"remove it; or, if you made it, run `samewise eval {self.path} --trust` to sign the folder"
             raise DamagedFile(Problem(str(self.checkpoints), words, hint=hint))
         require_no_link(self.artifacts, self.lock, *(self.path / name for name in APPENDED))
         try:

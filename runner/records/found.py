@@ -12,7 +12,7 @@ from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 
 RUN: Final = "a run's folder or name, the start of its fingerprint, or its MLflow run id"
-RESTORE: Final = "if it is one, restore the file from a copy: nothing else says what was trained"
+RESTORE: Final = "if it is one, restore config.yaml from a copy: nothing else records what was trained"
 
 
 def find(name: str, *, run_root: Path) -> RunFolder:
@@ -42,13 +42,13 @@ def find(name: str, *, run_root: Path) -> RunFolder:
         for one in (given, *run_root.glob("*/*"))
         if one.is_dir() and one.parent.name != "mlartifacts" and (one == given or one.name.startswith(name) or str(one).endswith(f"/{name}"))
     ]:
-        raise ConfigError(Problem(str(bare[0]), "the folder is there, but there is no config.yaml in it", expected="a run's folder", hint=RESTORE))
+        raise ConfigError(Problem(str(bare[0]), "the folder exists, but has no config.yaml", expected="a run's folder", hint=RESTORE))
     if given.is_file():
-        hint = f"from a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into parts/run"
+        hint = f"if it is a bundle, `mkdir parts && tar -xf {name} -C parts` puts the run into parts/run"
         raise ConfigError(Problem(name, "is a file, not a run's folder", hint=hint))
     known = [known for run in below(run_root) for known in (run.path.name, run.path.parent.name)]
     reason = f"no such run in {run_root}"
-    hint = nearest(name, known) or f"`samewise train` makes one; others' are found by --run-root FOLDER, not {run_root}"
+    hint = nearest(name, known) or f"`samewise train` makes one; if it is not in {run_root}, add --run-root FOLDER"
     raise ConfigError(Problem("RUN", reason, name, RUN, hint))
 
 

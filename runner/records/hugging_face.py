@@ -41,7 +41,7 @@ def snapshot(weights: str) -> Path:
     """
     given = _NAMED.fullmatch(weights)
     if given is None:
-        raise ConfigError(Problem(PATH, "is not a name of a model on Hugging Face", weights, "hf:OWNER/NAME, or hf:OWNER/NAME@REVISION"))
+        raise ConfigError(Problem(PATH, "is not the name of a Hugging Face model", weights, "hf:OWNER/NAME, or hf:OWNER/NAME@REVISION"))
     name, revision = given["name"], given["revision"] or "main"
     folder = cache() / ("models--" + name.replace("/", "--"))
     download = f"on a machine that has a network: hf download {name}" + (f" --revision {revision}" if given["revision"] else "")
@@ -84,12 +84,12 @@ def _safetensors(folder: Path) -> list[Path]:
         return [folder / MODEL]
     index = read_json(folder / INDEX, {"weight_map": {str: _FILE}})
     if index is None:
-        hint = f"of a pickle tensors are read, and nothing else, where it is named itself: {folder / PICKLE}" if (folder / PICKLE).is_file() else ""
-        raise ConfigError(Problem(PATH, "the folder holds no weights", str(folder), f"{MODEL}, {INDEX}, or a checkpoint of samewise", hint))
+        hint = f"name the pickle itself to read its tensors, and nothing else: {folder / PICKLE}" if (folder / PICKLE).is_file() else ""
+        raise ConfigError(Problem(PATH, "the folder contains no weights", str(folder), f"{MODEL}, {INDEX}, or a checkpoint of samewise", hint))
     files = [folder / name for name in sorted(set(index["weight_map"].values()))]
     missing = [file.name for file in files if not file.is_file()]
     if missing or not files:
-        raise ConfigError(Problem(PATH, f"{INDEX} lists files that are not there", str(folder), ", ".join(missing) or "at least one"))
+        raise ConfigError(Problem(PATH, f"{INDEX} lists files that do not exist, or none", str(folder), ", ".join(missing) or "at least one"))
     return files
 
 
@@ -104,6 +104,6 @@ def digest_of(files: Sequence[Path]) -> str:
         blob = file.resolve().name
         if SHA256.fullmatch(blob) and blob != digest:
             words = f"the file in Hugging Face's cache does not match its checksum: {file}"
-            raise ConfigError(Problem(PATH, words, digest, blob, "remove it, and download it again"))
+            raise ConfigError(Problem(PATH, words, digest, blob, "remove the file, and download it again"))
     lines = "".join(f"{digest}  {file.name}\n" for file, digest in zip(files, digests, strict=True))
     return digests[0] if len(digests) == 1 else hashlib.sha256(lines.encode()).hexdigest()

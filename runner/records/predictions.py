@@ -42,8 +42,8 @@ class PredictionFile:
         if self.form == "coco":
             number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else file.stem
             if self._images.setdefault(number, file) != file:
-                message = f"COCO's image_id is the file's name without its ending, and {self._images[number]} has the same"
-                raise ConfigError(Problem(str(file), message, number, "files of different names", "--format json, or csv"))
+                message = f"COCO's image_id is the file's name without its extension, and {self._images[number]} has the same"
+                raise ConfigError(Problem(str(file), message, number, "files with different names", "--format json, or csv"))
             self._found += prediction.coco(number)
         elif self.form == "csv":
             self._found += [{"file": str(file), **row} for row in prediction.rows()]

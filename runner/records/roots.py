@@ -28,7 +28,7 @@ def alterations(folder: RunFolder) -> dict[str, str]:
     known = summary.get("checkpoints_sha256", {})
     for kept in list_checkpoints(folder.checkpoints):
         if str(kept.step) not in known:
-            found[str(kept.step)] = f"{kept.path.name} was added after the run had ended: summary.json does not have it"
+            found[str(kept.step)] = f"{kept.path.name} was added after the run had ended: summary.json does not list it"
         elif known[str(kept.step)] != _written(kept):
             found[str(kept.step)] = f"{kept.path.name} was altered after the run had ended: its SHA-256 is not the one in summary.json"
     return found

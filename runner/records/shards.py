@@ -111,7 +111,7 @@ def _load(tensors: dict[str, Tensor], folder: Path, listed: Collection[str]) -> 
         """Reads tensors, and nothing else: torch would unpickle whatever the bytes of another entry name."""
 
         def load_bytes(self, read_item: Any, value: Any) -> None:
-            raise pickle.UnpicklingError("the shards hold something that is not a tensor, which is not read")
+            raise pickle.UnpicklingError("the shards contain something other than tensors, which is not loaded")
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads by itself
@@ -132,18 +132,18 @@ def _read_index(folder: Path, listed: Collection[str]) -> Any:
 
     handle = open_to_read(folder / ".metadata") if ".metadata" in listed else None
     if handle is None:
-        raise pickle.UnpicklingError("the checkpoint names no index of its shards")
+        raise pickle.UnpicklingError("the checkpoint does not name the index of its shards")
     with handle:
         index: Any = Index(handle).load()
     if not isinstance(index, Metadata):
-        raise pickle.UnpicklingError("the index of the shards is none")
+        raise pickle.UnpicklingError("the index of the shards is not a valid index")
     for name, entry in index.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise pickle.UnpicklingError(f"the index of the shards has {name}, which is not a tensor")
     places: Mapping[Any, Any] = index.storage_data or {}
     for place in places.values():
         if not isinstance(place, _StorageInfo) or type(place.relative_path) is not str or place.relative_path not in listed or place.transform_descriptors:
-            raise pickle.UnpicklingError(f"the index of the shards names a file that the checkpoint does not: {getattr(place, 'relative_path', place)!r}")
+            raise pickle.UnpicklingError(f"the index of the shards names a file that is not part of the checkpoint: {getattr(place, 'relative_path', place)!r}")
     return index
 
 
@@ -157,4 +157,4 @@ class Index(pickle.Unpickler):
             return found
         if module in SAFE and (name in allowed if (allowed := SAFE[module]) is not None else isinstance(found, type) and found.__module__ == module):
             return found
-        raise pickle.UnpicklingError(f"the index of the shards names {module}.{name}, which is not allowed there")
+        raise pickle.UnpicklingError(f"the index of the shards names {module}.{name}, which is not allowed in it")

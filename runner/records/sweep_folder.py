@@ -205,7 +205,7 @@ class SweepFolder:
 
 
 def _lost(file: Path, number: int) -> ConfigError:
-    hint = "restore the file from a copy, or move the sweep's folder away and give its command again: finished runs are not trained again"
+    hint = "restore the file from a copy, or move the sweep's folder away and run its command again: finished runs are not trained again"
     return ConfigError(Problem(str(file), f"the line of point {number} is damaged or missing", hint=hint))
 
 
@@ -228,6 +228,6 @@ def find(name: str, *, run_root: Path) -> SweepFolder:
         words = f"{len(matching)} sweeps match"
         raise ConfigError(Problem("SWEEP", words, name, "one sweep", f"give more characters: {', '.join(one.id for one in matching[:5])}"))
     if Path(name).is_dir():
-        raise ConfigError(Problem(name, "the folder is there, but there is no sweep.json in it", expected="a sweep's folder or id"))
+        raise ConfigError(Problem(name, "the folder exists, but has no sweep.json", expected="a sweep's folder or id"))
     words = f"no such sweep in {run_root / HOME}"
     raise ConfigError(Problem("SWEEP", words, name, "a sweep's folder or id", nearest(name, names) or "`samewise sweep` makes one"))

@@ -42,15 +42,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             size = path.stat().st_size
             start = 8 + int.from_bytes(file.read(8), "little")
             if start > _LONGEST_HEADER:
-                raise ValueError("its header is longer than such a file's can be")
+                raise ValueError("its header is longer than the format allows")
             header = json.loads(file.read(start - 8))
             if not isinstance(header, dict):
                 raise ValueError("its header is not a mapping")
             header.pop("__metadata__", None)
             if start + sum(max(0, one["data_offsets"][1] - one["data_offsets"][0]) for one in header.values()) != size:
-                raise ValueError("its tensors overlap, or are not as many bytes as its header says")
+                raise ValueError("its tensors overlap, or do not have the sizes that its header gives")
             if size > (free := free_memory()):
-                raise ValueError(f"its tensors take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free")
+                raise ValueError(f"its tensors take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory is free")
             file.seek(0)
             held = bytearray(size)
             file.readinto(held)
@@ -69,7 +69,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     for name in sorted(tensors):
         tensor = tensors[name]
         if tensor.dtype not in _CALLED:
-            raise ValueError(f"{name} is of {tensor.dtype}, which a .safetensors file cannot hold")
+            raise ValueError(f"{name} has dtype {tensor.dtype}, which a .safetensors file cannot hold")
         parts.append(bytes(tensor_bytes(tensor)))
         header[name] = {"dtype": _CALLED[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + len(parts[-1])]}
         at += len(parts[-1])
@@ -83,5 +83,5 @@ def _tensor(held: bytearray, start: int, *, dtype: str, shape: Sequence[int], da
     if not 0 <= first <= last <= len(held) - start:
         raise ValueError("the file is shorter than its header says")
     if last == first and 0 not in shape:
-        raise ValueError(f"a tensor of {list(shape)} has no bytes")
+        raise ValueError(f"a tensor of shape {list(shape)} has no bytes")
     return torch.frombuffer(held[start + first : start + last], dtype=KINDS[dtype]).reshape(shape) if last > first else torch.empty(shape, dtype=KINDS[dtype])

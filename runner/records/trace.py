@@ -205,7 +205,7 @@ def _drop_after(path: Path, *, after: int) -> bool:
     for number in spoilt:
         print(f"warning: {path}: line {number} cannot be read; it is left as it is", file=sys.stderr)
     if at and not end:
-        print(f"warning: {path}: no line can be read; moved to {set_aside(path, 'damaged').name}; a new one begins after step {after}", file=sys.stderr)
+        print(f"warning: {path}: no line can be read; moved to {set_aside(path, 'damaged').name}; a new trace begins after step {after}", file=sys.stderr)
     return end > 0
 
 
@@ -262,7 +262,7 @@ def read_trace_of(folder: RunFolder) -> tuple[dict[str, Any], dict[int, dict[str
         words = f"`steps` was altered: it is {steps}, and the trace, which is the one that the summary was written with, ends at step {max(lines)}"
         raise DamagedFile(Problem(str(folder.summary), words))
     if lines and max(lines) < last:
-        raise damaged(folder.trace, f"it ends at step {max(lines)}, and the run took {steps}")
+        raise damaged(folder.trace, f"it ends at step {max(lines)}, but the run took {steps}")
     return head, lines
 
 
@@ -284,5 +284,5 @@ def algorithm_of(path: Path, head: Mapping[str, Any]) -> str:
     """How the tensors of a trace are digested; DamagedFile where that is not known here."""
     name = head.get("algorithm", XXH3)
     if name not in ALGORITHMS:
-        raise damaged(path, f"its digests are by {name!r}, which this version does not know")
+        raise damaged(path, f"its digests are made by {name!r}, which this version of samewise does not support")
     return name

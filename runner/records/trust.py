@@ -20,9 +20,9 @@ from samewise.runner.records.files import read_text, write_atomically
 
 SIGNATURE = ".signature"
 _OF_FOLDERS = ("config.yaml", "sweep.json")
-NOT_YOURS = "was not made by you with this home folder, or was altered since"
-MAKES = "makes what its config.yaml names: classes of samewise, torch and your own packages"
-RUNS = "runs what its sweep.json names: a launcher, and the overrides of its points"
+NOT_YOURS = "is not signed by you"
+MAKES = "instantiates what its config.yaml names: classes of samewise, torch and your own packages"
+RUNS = "runs the launcher, and trains with the overrides, that its sweep.json names"
 _KEY_DIGITS = 64
 
 
@@ -57,7 +57,7 @@ def is_trusted(file: Path, *, trust: bool) -> bool:
     if is_signed(file):
         return True
     if trust and not sign(file):
-        print(f"note: {file.parent} cannot be signed, so your trust in it is not remembered", file=sys.stderr)
+        print(f"note: {file.parent} cannot be signed, so --trust is not remembered for it", file=sys.stderr)
     return trust
 
 
@@ -76,8 +76,8 @@ def require(file: Path, *, trust: bool, uses: str, received: str = "") -> None:
     if not is_trusted(file, trust=trust):
         hint = f"this command {uses}. If you trust whoever made {'it' if received else 'the folder'}, add --trust{'' if received else '; it is remembered'}"
         named = received or (file.parent if file.name in _OF_FOLDERS else file)
-        words = "does not show who made it, yourself included" if received else f"{NOT_YOURS}, or is from a version of samewise that did not sign"
-        raise ConfigError(Problem(str(named), words, hint=hint))
+        yours = f"{NOT_YOURS}: someone else made it, it was altered, or you made it with another home directory or an early version"
+        raise ConfigError(Problem(str(named), "does not show who made it, yourself included" if received else yours, hint=hint))
 
 
 def _beside(file: Path) -> Path:

@@ -66,7 +66,7 @@ class DDP(OneReplicaEach):
         if self.hook is not None and self.hook not in HOOKS:
             raise ConfigError(Problem("hook", "no such hook", self.hook, ", ".join(HOOKS), nearest(self.hook, HOOKS)))
         if not self.bucket_mb > 0:
-            raise ConfigError(Problem("bucket_mb", "must be positive", self.bucket_mb))
+            raise ConfigError(Problem("bucket_mb", "must be greater than 0", self.bucket_mb))
         if self.powersgd_rank < 1:
             raise ConfigError(Problem("powersgd_rank", "is too small", self.powersgd_rank, "at least 1"))
         if self.powersgd_start_step < 2:

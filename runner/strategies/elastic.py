@@ -50,7 +50,7 @@ class Elastic(RankStrategy):
         super().__post_init__()
         refuse(self.sync_batch_norm, "strategy=elastic")
         if not self.bucket_mb > 0:
-            raise ConfigError(Problem("bucket_mb", "must be positive", self.bucket_mb))
+            raise ConfigError(Problem("bucket_mb", "must be greater than 0", self.bucket_mb))
         self._parts = [range(1)]
         self._carried = Carried()
 
@@ -74,7 +74,7 @@ class Elastic(RankStrategy):
             raise ConfigError(Problem("strategy.nproc", message, ranks, words, f"replicas={ranks} makes it a different experiment, which they can share"))
         if ranks not in possible and not self.uneven:
             most = max(map(len, subtrees(replicas, ranks)))
-            reason = f"{ranks} processes cannot share {replicas} replicas equally, each a subtree"
+            reason = f"{ranks} processes cannot share {replicas} replicas equally"
             hint = f"strategy.uneven=true gives the same bits; a step then lasts as long as {most} replicas in one process"
             raise ConfigError(Problem("strategy.nproc", reason, ranks, words, hint))
 

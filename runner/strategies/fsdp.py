@@ -106,7 +106,7 @@ class FSDP(OneReplicaEach):
         for name in ("param_dtype", "reduce_dtype"):
             value = getattr(self, name)
             if value is not None and value not in DTYPES:
-                raise ConfigError(Problem(name, "unknown number format", value, ", ".join(DTYPES), nearest(value, DTYPES)))
+                raise ConfigError(Problem(name, "is not a supported dtype", value, ", ".join(DTYPES), nearest(value, DTYPES)))
         self._model: nn.Module = nn.Identity()
         self._units: list[str] = []
         self._with_samples: Sequence[int] = ()  # the coming step's micro-batches, of all processes
@@ -130,7 +130,9 @@ class FSDP(OneReplicaEach):
         for name in ("param_dtype", "reduce_dtype"):
             if getattr(self, name) is not None:
                 message = "needs more than one process: a single one has nothing to exchange"
-                raise ConfigError(Problem(f"strategy.{name}", message, getattr(self, name), "null", "replicas=2; precision=bf16 is for any number"))
+                raise ConfigError(
+                    Problem(f"strategy.{name}", message, getattr(self, name), "null", "replicas=2; or precision=bf16 for any number of processes")
+                )
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         param, reduce = (None if name is None else DTYPES[name] for name in (self.param_dtype, self.reduce_dtype))

@@ -24,12 +24,12 @@ def match_modules(model: nn.Module, patterns: Sequence[str] | str, path: str) ->
     for pattern in patterns:
         if not any(_means(pattern, name, module) for name, module in every):
             known = sorted({type(module).__name__ for _, module in every} | {name for name, _ in every})
-            expected = "the name of a class, or a pattern of names, of the model's modules"
+            expected = "a class, or a pattern of names, of the model's modules"
             raise ConfigError(Problem(path, "matches no module of the model", pattern, expected, nearest(pattern, known)))
     found = [(name, module) for name, module in every if any(_means(pattern, name, module) for pattern in patterns)]
     for name, module in found:
         if isinstance(module, LISTS):
-            message = f"{name} is a {type(module).__name__}, which holds modules and is never called"
+            message = f"{name} is a {type(module).__name__}, a container that is never called itself"
             raise ConfigError(Problem(path, message, name, "modules that are called", f"{name}.*"))
     return found
 

@@ -48,7 +48,9 @@ class Pipeline(StageStrategy):
         if self.schedule == "1f1b" and accumulate <= len(self.split):
             stages = len(self.split) + 1
             hint = f"accumulate={stages}, or strategy.schedule=gpipe"
-            raise ConfigError(Problem("accumulate", f"1f1b needs as many micro-batches as there are stages, {stages}", accumulate, f"at least {stages}", hint))
+            raise ConfigError(
+                Problem("accumulate", f"1f1b needs at least as many micro-batches as there are stages, {stages}", accumulate, f"at least {stages}", hint)
+            )
         super().begin(device, replicas, accumulate)
 
     def require_fit(self, model: nn.Module) -> None:

@@ -53,7 +53,7 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
         nodes = tracer.trace(model)
         graph = fx.GraphModule(tracer.root, nodes, type(model).__name__)
     except Exception as error:
-        hint = "choose a model that torch.fx.symbolic_trace takes, or strategy=elastic"
+        hint = "choose a model that torch.fx.symbolic_trace can trace, or strategy=elastic"
         raise ConfigError(Problem("model", f"cannot be cut into stages: {first_line(error)}", type(model).__name__, hint=hint)) from error
     number, numbers = 0, dict[fx.Node, int]()
     for node in graph.graph.nodes:
@@ -61,7 +61,7 @@ def cut_model(model: nn.Module, split: Sequence[str], *, opened: bool = False) -
             number += 1
         numbers[node] = number
     if number < len(split):
-        words = "the model does not reach this part, or not in this order"
+        words = "the model does not call this part, or calls it in another order"
         raise ConfigError(Problem("strategy.split", words, split[number], "parts in the order in which they are called"))
     whole = split_module(graph, model, lambda node: numbers[node])
     _require_a_chain(whole, len(split) + 1)
@@ -74,14 +74,14 @@ def _require_names(model: nn.Module, split: Sequence[str]) -> None:
     known = [name for name, _ in model.named_modules() if name]
     of_values = (name for named in (model.named_parameters, model.named_buffers) for name, _ in named())
     if strange := next((name for name in (*known, *of_values) if not re.fullmatch(r"[\w.-]+", name)), None):
-        expected = "letters, digits, _ and -: torch.fx writes names into code that it compiles"
-        raise ConfigError(Problem("model", "has a part whose name the model cannot be cut with", strange, expected))
+        expected = "letters, digits, _ and -, because torch.fx generates code with these names"
+        raise ConfigError(Problem("model", "has a module or parameter whose name torch.fx cannot use to cut the model", strange, expected))
     whole = [name for name, module in model.named_modules() if is_recomputed(module)]
     for name in split:
         if name not in known:
             raise ConfigError(Problem("strategy.split", "the model has no such part", name, "names of its submodules", nearest(name, known)))
         if around := next((one for one in whole if name.startswith(f"{one}.")), None):
-            raise ConfigError(Problem("strategy.split", f"lies within {around}, which activation_checkpointing computes as a whole", name))
+            raise ConfigError(Problem("strategy.split", f"lies within {around}, which activation_checkpointing recomputes as a whole", name))
 
 
 def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
@@ -94,7 +94,7 @@ def _require_a_chain(whole: fx.GraphModule, stages: int) -> None:
                 message = f"stage {number} needs a value that stage {number - 1} does not pass on ({taken.name})"
                 raise ConfigError(Problem("strategy.split", message, expected="a place that a single value passes through, such as between a ResNet's stages"))
     if len(calls) != stages:
-        raise ConfigError(Problem("strategy.split", "a stage would be empty", expected="names of parts that compute, not including the model's first"))
+        raise ConfigError(Problem("strategy.split", "a stage would be empty", expected="parts that compute something, other than the model's first"))
 
 
 def _require_no_sharing(stages: Sequence[nn.Module], split: Sequence[str]) -> None:
@@ -262,7 +262,7 @@ class StageStrategy(RankStrategy, abc.ABC):
         stages = len(self.split) + 1
         if size != stages:
             reason = f"{self._said} with {stages} stages (cut at {', '.join(self.split)}) cannot run in {size} process{'es' * (size > 1)}"
-            raise ConfigError(Problem("strategy.nproc", reason, size, f"{stages}, or null", "strategy.split has one name for each process after the first"))
+            raise ConfigError(Problem("strategy.nproc", reason, size, f"{stages}, or null", "strategy.split needs one name for each process after the first"))
         return size
 
     def _hold(self, stages: list[nn.Module]) -> None:

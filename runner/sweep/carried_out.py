@@ -85,10 +85,10 @@ def _tell_of_earlier(space: Space, folder: SweepFolder, shared: Composed, compos
     before = max(made, key=lambda one: one.sources.stat().st_mtime)
     changed = "; ".join(sources.describe_changes(sources.files_in(before.sources), shared.code.files))
     if named:
-        status = f"`samewise sweep {before.id} --status` shows its jobs: those that were submitted go on with the code as it was"
-        hint = f"restore it; or give the sweep's overrides again, which makes another sweep. {status}"
+        status = f"`samewise sweep {before.id} --status` shows its jobs: jobs already submitted continue with the earlier code"
+        hint = f"restore it; or run `samewise sweep` with the same overrides, which makes another sweep. {status}"
         raise ConfigError(Problem(before.id, f"the code has changed since this sweep was made: {changed}", hint=hint))
-    print(f"the code has changed since this was swept before, so this is another sweep: {changed}", file=sys.stderr)
+    print(f"the code has changed since the earlier sweep with these overrides, so this is another sweep: {changed}", file=sys.stderr)
     print(f"    before: {before.path}\n    now:    {folder.path}", file=sys.stderr)
 
 

@@ -61,7 +61,7 @@ class Sweep:
         """
         known = self.folder.points()
         if changed := sources.list_changes(self.folder.sources):
-            hint = "restore it, or sweep anew under another name="
+            hint = "restore it, or start a new sweep with a different name="
             raise ConfigError(Problem(self.folder.id, f"the code of some of its points has changed: {'; '.join(changed)}", hint=hint))
         if self.sweeper.listed:
             settings = list(self.sweeper.settings())
@@ -114,7 +114,7 @@ class Sweep:
                 self.watcher.show([point for point, _ in self._running.values()], waiting=len(self._todo))
                 time.sleep(self.launcher.poll_s)
         if self._stopping:
-            raise Interrupted(Problem(self.folder.id, "stopped; the jobs that ran have saved", hint="run the same command again to resume"))
+            raise Interrupted(Problem(self.folder.id, "stopped; the running jobs have saved", hint="run the same command again to resume"))
 
     def _ask_stop(self, number: int, frame: FrameType | None) -> None:
         """Start nothing more; have the running jobs save and stop; on a second call, end them."""

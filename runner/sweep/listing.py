@@ -137,7 +137,9 @@ def matching(runs: Iterable[Listed], conditions: Sequence[str]) -> list[Listed]:
     for condition in conditions:
         match = re.fullmatch(r"([\w/. -]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.+)", condition)
         if match is None:
-            raise ConfigError(Problem("--where", "cannot be read", condition, "NAME=VALUE, NAME>VALUE, NAME~PART, ...", "state=finished, 'valid/accuracy>0.9'"))
+            raise ConfigError(
+                Problem("--where", "is not a valid condition", condition, "NAME=VALUE, NAME>VALUE, NAME~PART, ...", "state=finished, 'valid/accuracy>0.9'")
+            )
         key, sign, text = match.groups()
         values = _values("--where", key, everything)
         _require_value(condition, key, list(values.values()), sign, text)

@@ -107,7 +107,7 @@ def current_results(folder: SweepFolder, project: Project, *, trusted: bool = Tr
     """Of all points, in order, with what the sweep's launcher knows of its jobs; a launcher that someone else has named is not asked."""
     if folder.facts["launcher"]["_target_"] != LOCAL:
         if not trusted:
-            print(f"warning: {folder.path} {trust.NOT_YOURS}: its launcher is not asked what became of its jobs; --trust allows it", file=sys.stderr)
+            print(f"warning: {folder.path} {trust.NOT_YOURS}. Its launcher is not asked for the state of its jobs; --trust allows it", file=sys.stderr)
             return point_results(folder)
         launcher = open_launcher(folder, project)
         if launcher.detached:
@@ -151,7 +151,7 @@ def _state(word: Mapping[str, Any], seen: Seen | None) -> tuple[State, str]:
     if seen is not None and seen.failed:
         return State.failed, reason
     if "began" in word:
-        return (State.running, "") if seen is None and not reason else (State.interrupted, reason or "it is gone, and left no message")
+        return (State.running, "") if seen is None and not reason else (State.interrupted, reason or "it ended without a message")
     return (State.interrupted, reason) if seen is not None and reason else (State.waiting, "")
 
 

@@ -15,7 +15,7 @@ from samewise.runner.secrets import HIDDEN
 _SQL = {"postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
 _MAKE_ONE = "samewise train experiment=resnet18_digits"
 _REMOTE = ("http", "https")
-REFUSED = "the server refuses you"
+REFUSED = "the server refuses access"
 _SHOWN = 300
 """Letters of what MLflow says."""
 _EXAMPLES = "sqlite:///runs/mlflow.db, http://HOST:5000 or postgresql+psycopg2://USER@HOST/DATABASE"
@@ -115,7 +115,7 @@ def in_words(said: str) -> str:
     which = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     if refused[1] == "401":
         return f"{REFUSED} (HTTP 401, not logged in): set {which}"
-    return f"{REFUSED} (HTTP 403, not allowed): set {which}, to those of a user who may"
+    return f"{REFUSED} (HTTP 403, not allowed): set {which} to those of a user with access"
 
 
 def _package(module: str) -> str:

@@ -104,7 +104,7 @@ class _Counted(io.RawIOBase):
             head = head or piece.lstrip()[:1]
             yield piece
         if of_json and head != b"{":
-            raise _taken().refuse("it says that it has done what it was asked, but not as an MLflow server does: something else may answer in its place")
+            raise _taken().refuse("it reports success, but not in the form that an MLflow server does: something else may be answering in its place")
 
     def be_a_download(self) -> None:
         """The rest goes to a file, and not into memory."""
@@ -124,9 +124,9 @@ class _Counted(io.RawIOBase):
         if enough:
             name = (DOWNLOAD if self._download else ANSWER)[0]
             what = "its files come to" if self._download else "its answer has"
-            raise taken.refuse(f"{what} more than {most:,} bytes; where that is meant to be so, set {name} to more")
+            raise taken.refuse(f"{what} more than {most:,} bytes; if that is intended, set {name} to a larger number")
         if not self._download and time.monotonic() > self._until:
-            raise taken.refuse(f"its answer had not ended after {LONGEST_S:.0f} s")
+            raise taken.refuse(f"its answer was not complete after {LONGEST_S:.0f} s")
 
 
 class _Answer(HTTPResponse):
@@ -173,7 +173,7 @@ def _require_named(request: Any, *, is_sent_on: bool) -> None:
     more = {one.strip().lower() for one in os.environ.get(HOSTS, "").split(",")}
     is_named = _named & {"*", host, host.removesuffix(":443") + ":80"} or host in more
     if not is_named and not (request.method == "PUT" and "Authorization" not in request.headers):
-        raise _taken().refuse(f"it sends on to {host}, which is not the server that was named; where that is meant to be so, set {HOSTS}={host}")
+        raise _taken().refuse(f"it redirects to {host}, which is not the server that was named; if that is intended, set {HOSTS}={host}")
 
 
 def _host(address: str) -> str:
@@ -220,7 +220,7 @@ def asking(uri: str, told: Callable[[str], Problem]) -> Generator[MlflowClient]:
     taken = _Taken()
     _command.append(taken)
 
-    until, words = time.monotonic() + store_places.LONGEST_S, f"its database had not answered after {LONGEST_S:.0f} s"
+    until, words = time.monotonic() + store_places.LONGEST_S, f"its database did not answer within {LONGEST_S:.0f} s"
 
     def taken_out(store: Any, *_: Any) -> None:
         if isinstance(store, sqlite3.Connection):

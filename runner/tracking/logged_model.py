@@ -136,7 +136,7 @@ def add_checkpoint(folder: RunFolder, copy: RunFolder) -> None:
     if kept is None or not files:
         raise ConfigError(Problem(str(folder.checkpoints), "has no checkpoint that could be logged as a model"))
     if not kept.is_relative_to(folder.path.resolve()) and not trust.is_signed(folder.config):
-        raise ConfigError(Problem(str(folder.checkpoints), "leads to a folder elsewhere, from which nothing is sent", str(kept), hint="put a copy there"))
+        raise ConfigError(Problem(str(folder.checkpoints), "is a link to a folder elsewhere, from which nothing is sent", str(kept), hint="put a copy there"))
     for file in files:
         target = copy.checkpoints / kept.name / file.relative_to(kept)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -86,7 +86,7 @@ def require(uri: str, *, trust: bool) -> None:
             write_atomically(listed, text)
             signatures.sign(listed)
         return
-    words = f"the store has MLflow show or use what is outside of its folder, for whoever on this machine opens the page: {first_few(outside, 3)}"
+    words = f"the store names places outside its folder, which MLflow would use, or show to anyone on this machine who opens the page: {first_few(outside, 3)}"
     raise ConfigError(Problem(str(file), words, hint="if these places are yours, or you trust whoever made the store, add --trust; it is remembered for them"))
 
 

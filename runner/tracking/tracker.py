@@ -94,7 +94,7 @@ class WithSender(Tracker):
         trouble = "" if self._told else link.last_trouble(self.folder.path, since=self._log_began)
         if REFUSED in trouble:
             self._told = True
-            _LOG.warning("nothing is sent to %s%s; training goes on", without_password(self._settings["uri"]), trouble)
+            _LOG.warning("nothing is sent to %s%s; training continues", without_password(self._settings["uri"]), trouble)
 
     def finish(self, status: str) -> None:
         """End, and wait up to `flush_timeout_s` for the sender to send everything."""

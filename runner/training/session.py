@@ -117,7 +117,7 @@ def _restore(run: Run, begun: dict[str, Any]) -> None:
         if not state and run.folder.trace.exists():
             print(f"warning: {run.folder.path}: the run was begun before and has no checkpoint; it starts again from step 0", file=sys.stderr)
         if kept and run.config.trace.every_steps and not run.folder.trace.exists():
-            print(f"warning: {run.folder.trace}: is missing; a new one begins after step {run.step}; those before cannot be compared", file=sys.stderr)
+            print(f"warning: {run.folder.trace}: is missing; a new trace begins after step {run.step}; earlier steps cannot be compared", file=sys.stderr)
         for problem in problems:
             print(f"warning: {problem}\n    using the one before it", file=sys.stderr)
         for path in run.checkpoints.set_aside_after(run.step):

@@ -133,12 +133,12 @@ REFUSED = {
     "elsewhere": ("{{/elsewhere: work}}", ["launcher.volumes: do not contain the sweep's folder"]),
     "claim": ("{{{folder}: My_Claim}}", ["is not a valid name for a claim", "perhaps my-claim"]),
     "relative": ("{{more: work}}", ["launcher.volumes.more: ", "so it must be absolute"]),
-    "no source": ("{{{folder}: null}}", ["names no volume"]),
+    "no source": ("{{{folder}: null}}", ["does not name a volume"]),
     "machines": (["launcher.nodes=2"], ["launcher.nodes: a run is one pod", "strategy.nproc=N"]),
     "memory": (["launcher.memory=lots"], ["launcher.memory: is not a valid amount of memory"]),
     "namespace": (["launcher.namespace=My_Lab"], ["launcher.namespace: is not a valid name for a namespace", "perhaps my-lab"]),
     "user": (["launcher.user=me"], ["launcher.user: is not a valid user"]),
-    "pod": (["+launcher.pod.volumes=[]"], ["launcher.pod.volumes: is written by the launcher itself"]),
+    "pod": (["+launcher.pod.volumes=[]"], ["launcher.pod.volumes: is set by the launcher itself"]),
     "jobs": (["launcher.jobs=0"], ["launcher.jobs: is too small"]),
 }
 

@@ -171,7 +171,7 @@ def test_what_is_cancelled_has_saved_and_goes_on_when_submitted_again(samewise, 
     first, second = points(samewise, *sweep)
     assert "STOPPED; step " in first["reason"]
     assert "stopped by SIGTERM, and saved" in first["reason"]
-    assert (second["state"], second["reason"], second["tries"]) == ("interrupted", "STOPPED while it waited", 0)
+    assert (second["state"], second["reason"], second["tries"]) == ("interrupted", "STOPPED while waiting", 0)
     journal = Path(first["folder"], "metrics.jsonl")
     before = journal.read_bytes()
 

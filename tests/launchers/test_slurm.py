@@ -118,7 +118,7 @@ def test_what_is_cancelled_says_so_has_saved_and_goes_on_when_submitted_again(sa
     found = points(samewise, *sweep)
     assert [point["state"] for point in found] == ["running", "interrupted", "running", "interrupted"]
     assert found[1]["reason"] == "CANCELLED; step 5: stopped by SIGTERM, and saved"
-    assert found[3]["reason"] == "CANCELLED while it waited"
+    assert found[3]["reason"] == "CANCELLED while waiting"
 
     samewise("sweep", *sweep, "--cancel")
     cluster.wait_for("an empty queue", lambda: not cluster.jobs("RUNNING", "COMPLETING", "PENDING"))

@@ -126,7 +126,7 @@ def taken_port() -> Iterator[int]:
         (["strategy.nproc=0"], "is too small", "at least 1"),
         (["strategy.backend=smoke"], "no such backend", "gloo or nccl"),
         (["strategy.backend=mpi"], "built without MPI", "gloo or nccl"),
-        (["strategy.bucket_mb=0"], "must be positive", ""),
+        (["strategy.bucket_mb=0"], "must be greater than 0", ""),
         (["strategy=ddp", "strategy.hook=zip"], "no such hook", "fp16, bf16, powersgd"),
         (["strategy=ddp", "strategy.rank_invariant=true"], "depends on the number of processes", "strategy=elastic"),
     ],

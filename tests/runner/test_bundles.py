@@ -199,14 +199,14 @@ def test_what_differs_is_named_step_by_step(samewise: Callable[..., Any], elsewh
 
 def test_other_data_are_named_before_anything_is_trained(samewise: Callable[..., Any], elsewhere: Path) -> None:
     (elsewhere / "data").mkdir()
-    for text, words in {"pixels": "word.txt has other content", None: "word.txt is missing"}.items():
+    for text, words in {"pixels": "word.txt has different content", None: "word.txt is missing"}.items():
         (elsewhere / "data" / "word.txt").unlink(missing_ok=True)
         (elsewhere / "data" / ("word.txt" if text else "more.txt")).write_text(text or "")
         done = samewise("reproduce", "one.bundle", "--here", "--trust", f"dataset.train.root={elsewhere}/data")
         assert done.returncode == 2
         assert words in done.stderr
-    assert "more.txt was not there" in done.stderr
-    assert "the run's data are not here" in samewise("reproduce", "one.bundle", "--here", "--trust", "dataset.train.root=/none").stderr
+    assert "more.txt is new" in done.stderr
+    assert "the run's data were not found" in samewise("reproduce", "one.bundle", "--here", "--trust", "dataset.train.root=/none").stderr
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.9999])
@@ -240,7 +240,7 @@ def test_verify_takes_a_bundle_and_holds_it_against_the_code_that_is_here(samewi
 )
 def test_a_lock_holds_versions_and_nothing_else_that_pip_would_take(line: str) -> None:
     assert locked.read("# Python 3.11\ntorch==2.9.0+cpu\n") == ["torch==2.9.0+cpu"]
-    with pytest.raises(ConfigError, match="is not one version of a package"):
+    with pytest.raises(ConfigError, match="is not an exact version of a package"):
         locked.read(f"torch==2.9.0\n{line}\n")
 
 

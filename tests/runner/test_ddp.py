@@ -112,7 +112,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout_and_is_told_of(tmp_pa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("strategy.bucket_mb=0", "must be positive"),
+        ("strategy.bucket_mb=0", "must be greater than 0"),
         ("strategy.powersgd_start_step=1", "before DDP has arranged its buckets"),
         ("strategy.powersgd_rank=0", "is too small"),
         ("strategy.timeout_s=0", "is too small"),

@@ -47,7 +47,7 @@ def test_a_model_of_ours_is_exported_to_the_same_bits(samewise: Callable[..., An
 
     (tmp_path / "model" / "model.pt2").write_bytes(b"another's")
     found = verified(samewise, tmp_path / "model", 1)
-    assert found["pt2"]["words"] == "model.pt2 was altered since the export, and is run with --trust only"
+    assert found["pt2"]["words"] == "model.pt2 was altered since the export, so it is only run with --trust"
     vectors = read_tensors(tmp_path / "model" / "vectors.safetensors")
     write_tensors(tmp_path / "model" / "vectors.safetensors", vectors | {"output/output": vectors["output/output"] + 1})
     found = verified(samewise, tmp_path / "model", 1)
@@ -93,7 +93,7 @@ def test_a_bare_model_takes_what_the_transforms_give_and_the_card_says_so(samewi
     said = json.loads((tmp_path / "bare" / "export.json").read_text())
     assert (said["whole"], said["inputs"]["image"]["dtype"]) == (False, "float32")
     card = (tmp_path / "bare" / "README.md").read_text()
-    assert "Before the files, a batch goes through these transforms:" in card
+    assert "Apply these transforms to a batch first; they are not in the files:" in card
     assert '"samewise.datasets.transforms.numeric.Normalize"' in card
     assert "torch.export.load('model.pt2').module()(image)" in card
     assert said["files"]["weights.safetensors"] in card
@@ -150,7 +150,7 @@ def test_an_altered_weight_is_named_in_the_weights_and_in_a_model(samewise: Call
     found = verified(samewise, copy, 1, "--trust")
     assert found["safetensors"]["words"] == "altered since the export: fc.bias"
     assert "model.onnx was altered since the export" in found["onnx"]["words"]
-    assert "these weights are others than the model's: fc.weight" in found["onnx"]["words"]
+    assert "these weights differ from the model's: fc.weight" in found["onnx"]["words"]
     assert found["pt2"]["sound"]
 
 
@@ -212,7 +212,7 @@ def test_an_export_of_someone_else_runs_only_when_it_is_trusted(samewise: Callab
     (copy / ".export.json.signature").unlink()
     done = samewise("verify", copy)
     assert done.returncode == 2
-    assert "was not made by you" in done.stderr
+    assert "is not signed by you" in done.stderr
     assert "--trust" in done.stderr
     assert samewise("verify", copy, "--trust").returncode == 0
 

@@ -147,7 +147,7 @@ def test_a_client_that_is_not_built_is_told_of_and_one_that_fails_is_not_sound(t
     assert clients.run(of("C++"), tmp_path, tmp_path, ["output"]) == [Difference("output", 2.8e-07, 1336)]
     says("echo output the same bits", 0)
     assert clients.run(of("C++"), tmp_path, tmp_path, ["output"]) == []
-    with pytest.raises(ValueError, match=r"tells of output, not of output, length"):
+    with pytest.raises(ValueError, match=r"reports output, not output, length"):
         clients.run(of("C++"), tmp_path, tmp_path, ["output", "length"])
     says("echo output the same bits; echo 'no such operator' >&2", 2)
     with pytest.raises(ValueError, match=r"C\+\+ cannot run it: no such operator"):

@@ -67,7 +67,7 @@ def test_a_detector_that_chooses_boxes_otherwise_is_named(samewise: Callable[...
     words = verified(samewise, folder, 1, "--trust")["onnx"]["words"]
     assert "gives boxes as float32[" in words
     assert "first at " in words
-    assert "its weights are the model's, so an operator computes otherwise" in words
+    assert "its weights are the model's, so an operator computes differently" in words
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_a_detector_with_a_wrong_weight_is_named_with_the_first_operator_that_it
     found = verified(samewise, folder, 1, "--trust")
     for format, kind in (("onnx", "Conv"), ("pt2", "aten.conv2d.default")):
         assert f"({kind} in {name.removesuffix('.weight')})" in found[format]["words"]
-        assert f"these weights are others than the model's: {name}" in found[format]["words"]
+        assert f"these weights differ from the model's: {name}" in found[format]["words"]
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_int8_says_what_it_loses_on_the_validation_split_and_its_faults_are_name
     assert f"loss {lost['quantised']:.4g} in int8, {lost['exact']:.4g} in float32" in (tmp_path / "out" / "README.md").read_text()
     held = verified(samewise, tmp_path / "out", 0)["onnx-int8"]
     assert held["same"]
-    assert held["words"] == "beside what it gave when it was written: the same bits"
+    assert held["words"] == "compared with its results at export: the same bits"
 
     for fault in ("transposed", "scale"):
         folder = Path(shutil.copytree(tmp_path / "out", tmp_path / fault))
@@ -50,7 +50,7 @@ def test_int8_says_what_it_loses_on_the_validation_split_and_its_faults_are_name
         weight.CopyFrom(numpy_helper.from_array(other, weight.name))
         onnx.save(model, str(folder / "model.int8.onnx"))
         words = verified(samewise, folder, 1, "--trust")["onnx-int8"]["words"]
-        assert "these weights are others than the model's: layer2.1.conv1.weight" in words
+        assert "these weights differ from the model's: layer2.1.conv1.weight" in words
         assert "first at model.layer2.1.conv1.weight" in words
 
 
@@ -84,8 +84,8 @@ def test_a_fault_of_an_exporter_refuses_the_export_and_is_named(
     done = samewise("export", run, "--to", format, "--most-lost", "0.9", "--out", tmp_path / "out")
     assert done.returncode == 2
     named = {
-        "onnx": "(BatchNormalization in layer2.1.bn2); its weights are the model's, so an operator computes otherwise",
-        "onnx-int8": "was not exported: these weights are further off than int8 rounds them: layer2.1.conv1.weight",
+        "onnx": "(BatchNormalization in layer2.1.bn2); its weights are the model's, so an operator computes differently",
+        "onnx-int8": "was not exported: these weights differ by more than int8 rounding explains: layer2.1.conv1.weight",
     }
     assert named[format] in done.stderr
     assert not (tmp_path / "out" / "export.json").exists()

@@ -126,7 +126,7 @@ def test_a_wrong_weight_of_a_step_is_named_with_the_first_operator_that_it_goes_
     torch.export.save(program, str(folder / "model.pt2"))
     found = verified(samewise, folder, 1, "--trust")
     for format in ("onnx", "pt2"):
-        assert f"these weights are others than the model's: {name}" in found[format]["words"]
+        assert f"these weights differ from the model's: {name}" in found[format]["words"]
         assert found[format]["first"], found[format]["words"]
 
 

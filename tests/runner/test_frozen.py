@@ -177,8 +177,8 @@ def test_waiting_that_cannot_be_is_refused_and_such_that_never_ends_is_warned_of
         return build(compose([*TINY, "param_groups=none", *given], project=BARE), BARE, RunFolder(tmp_path))
 
     for rule, message in [
-        ("{match: layer1.*, frozen_until: 0}", r"param_groups.a.frozen_until: is not possible"),
-        ("{match: layer1.*, frozen_until: 1, frozen: true}", r"param_groups.a.frozen_until: is not possible"),
+        ("{match: layer1.*, frozen_until: 0}", r"param_groups.a.frozen_until: is not a valid epoch"),
+        ("{match: layer1.*, frozen_until: 1, frozen: true}", r"param_groups.a.frozen_until: is not a valid epoch"),
         ("{match: '*', frozen_until: 2}", "no parameter is trained in the first 2 epochs"),
     ]:
         with pytest.raises(ConfigError, match=message):

@@ -84,7 +84,7 @@ def test_a_folder_is_read_in_one_file_or_in_several(tmp_path: Path) -> None:
     assert loaded(tmp_path / "parts")
     files[1].unlink()
     told = problem(tmp_path / "parts")
-    assert (told.message, told.expected) == ("model.safetensors.index.json lists files that are not there", "model-2-of-2.safetensors")
+    assert (told.message, told.expected) == ("model.safetensors.index.json lists files that do not exist, or none", "model-2-of-2.safetensors")
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "state.pt", "..safetensors"])
@@ -96,8 +96,8 @@ def test_an_index_names_files_of_its_own_folder_alone(tmp_path: Path, name: str)
 def test_a_folder_with_a_pickle_alone_is_refused_with_what_reads_its_tensors(tmp_path: Path) -> None:
     torch.save(other(), tmp_path / "pytorch_model.bin")
     told = problem(tmp_path)
-    assert told.message == "the folder holds no weights"
-    assert str(told.hint).endswith(f"where it is named itself: {tmp_path / 'pytorch_model.bin'}")
+    assert told.message == "the folder contains no weights"
+    assert str(told.hint).endswith(f"name the pickle itself to read its tensors, and nothing else: {tmp_path / 'pytorch_model.bin'}")
     assert loaded(tmp_path / "pytorch_model.bin")
 
 
@@ -112,8 +112,8 @@ def test_a_name_means_what_the_cache_has_of_it(cache: Path) -> None:
     [
         ("hf:someone/nett", "is not in Hugging Face's cache", "did you mean 'hf:someone/net'?; on a machine that has a network: hf download someone/nett; "),
         ("hf:someone/net@v2", "has no revision 'v2'", "on a machine that has a network: hf download someone/net --revision v2"),
-        ("hf:../net", "is not a name of a model on Hugging Face", ""),
-        ("hf:someone/net@../../../refs", "is not a name of a model on Hugging Face", ""),
+        ("hf:../net", "is not the name of a Hugging Face model", ""),
+        ("hf:someone/net@../../../refs", "is not the name of a Hugging Face model", ""),
     ],
 )
 def test_what_is_not_there_is_told_with_how_to_get_it(cache: Path, weights: str, message: str, hint: str) -> None:

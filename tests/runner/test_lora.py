@@ -75,7 +75,9 @@ def test_the_choices_train_the_changes_and_the_head_of_a_transformer(tmp_path: P
     assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {name for group in groups for name, _ in group["params"]}
 
 
-@pytest.mark.parametrize(("match", "rank", "message"), [("0.weight", 9, "rank of 9 is not possible: it has at most 4"), ("1.weight", 2, "it is not a matrix")])
+@pytest.mark.parametrize(
+    ("match", "rank", "message"), [("0.weight", 9, "rank of 9 is not valid: it must be from 1 to 4"), ("1.weight", 2, "it is not a matrix")]
+)
 def test_a_weight_that_cannot_be_changed_so_is_told(match: str, rank: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         initialise(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)), lora(match, rank=rank))

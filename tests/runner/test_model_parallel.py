@@ -76,7 +76,7 @@ class Shares(nn.Module):
     ("model", "split", "message"),
     [
         (resnet18_small(width=4), ["layr3"], "did you mean 'layer3'?"),
-        (resnet18_small(width=4), ["layer3", "layer2"], "not in this order"),
+        (resnet18_small(width=4), ["layer3", "layer2"], "in another order"),
         (resnet18_small(width=4), ["conv1"], "a stage would be empty"),
         (Skips(), ["second"], "needs a value that stage 0 does not pass on"),
         (Chooses(), ["second"], "cannot be cut into stages"),

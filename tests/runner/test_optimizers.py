@@ -245,9 +245,9 @@ def test_an_optimizer_may_be_made_by_a_function() -> None:
 
 
 def test_what_is_no_optimizer_waiting_for_its_parameters_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is not an optimizer waiting"):
+    with pytest.raises(ConfigError, match="is not a partial optimizer"):
         build_optimizers(sgd(), None, network(), (Phase(),), instantiate=lambda node, path: torch.optim.SGD)
-    with pytest.raises(ConfigError, match="makes no optimizer"):
+    with pytest.raises(ConfigError, match="does not make an optimizer"):
         own(lambda params, lr=0.1: object())
 
 

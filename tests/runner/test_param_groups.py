@@ -243,7 +243,7 @@ def test_all_wrong_rules_are_told_at_once(resnet: nn.Module) -> None:
 
 def test_a_rule_that_would_leave_norms_of_what_it_freezes_trained_is_refused(resnet: nn.Module) -> None:
     norms, layer = {"match": "norm", "weight_decay": 0.0}, {"match": "layer1.*", "frozen": True}
-    with pytest.raises(ConfigError, match=r"would not freeze all that it matches: 'norms' comes before, and takes layer1\.0\.bn1\.weight"):
+    with pytest.raises(ConfigError, match=r"would not freeze all that it matches: 'norms' comes first and takes layer1\.0\.bn1\.weight"):
         parameter_groups(resnet, {"norms": norms, "first": layer})
     parameter_groups(resnet, {"first": layer, "norms": norms})
     assert not any(parameter.requires_grad for name, parameter in resnet.named_parameters() if name.startswith("layer1."))

@@ -280,7 +280,7 @@ def test_a_file_of_predictions_has_those_that_could_be_read_and_is_refused_where
     assert not (tmp_path / "a.json").exists()
     (photographs / "below" / "007.png").write_bytes((photographs / "7.png").read_bytes())
     done = samewise("predict", runs["detection"], photographs, "--out", tmp_path / "a.json", "--format", "coco")
-    assert "007.png: COCO's image_id is the file's name without its ending" in done.stderr
+    assert "007.png: COCO's image_id is the file's name without its extension" in done.stderr
 
 
 def test_a_threshold_leaves_out_what_scores_less(samewise, runs, photographs, tmp_path):

@@ -94,7 +94,7 @@ def test_what_a_store_does_not_have_is_said(samewise: Callable[..., Any], store:
         (artifacts(store) / name).unlink()
         done = samewise("verify", run_id, "--uri", uri)
         assert done.returncode == 2
-        assert ("no trace to compare with" if name == "trace.jsonl" else "has no config.yaml of it") in done.stderr
+        assert ("no trace to compare with" if name == "trace.jsonl" else "does not have its config.yaml") in done.stderr
     for wrong, words in {"0" * 32: "cannot be read from", "nonsense": "32 hexadecimal digits"}.items():
         done = samewise("verify", wrong, "--uri", uri)
         assert done.returncode == 2

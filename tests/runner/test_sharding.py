@@ -64,7 +64,7 @@ def test_the_digest_of_shards_is_that_of_the_tensor_cut_as_torch_cuts():
 def test_an_index_of_shards_runs_nothing(tmp_path: Path, command: str):
     index = tmp_path / ".metadata"
     index.write_bytes(f"c{command}\n(S'true'\ntR.".encode())
-    with open(index, "rb") as handle, pytest.raises(pickle.UnpicklingError, match="is not allowed there"):
+    with open(index, "rb") as handle, pytest.raises(pickle.UnpicklingError, match="is not allowed in it"):
         shards.Index(handle).load()
 
 

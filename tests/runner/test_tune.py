@@ -180,7 +180,7 @@ def test_of_batch_sizes_as_fast_the_smallest_is_suggested() -> None:
     sizes = [batch_size.Size(8, 8.0), batch_size.Size(16, 8.0), batch_size.Size(32, 15.9), batch_size.Size(64, 33.0), batch_size.Size(128, why="no")]
     found = batch_size.suggest(sizes, samples=100)
     assert "here 6 steps an epoch of 100; the largest that fits is 64" in found["reason"]
-    assert "here 1 step an epoch of 30; twice as many are more than there are to train on" in batch_size.suggest(sizes[:2], samples=30)["reason"]
+    assert "here 1 step an epoch of 30; twice as many are more than the training split has" in batch_size.suggest(sizes[:2], samples=30)["reason"]
     assert (found["batch_size"], found["fastest"], found["largest"], found["is_largest"]) == (16, 32, 64, True)
     assert found["samples_per_s"] == pytest.approx(2000)
     with pytest.raises(TrainingError, match="no batch fits"):

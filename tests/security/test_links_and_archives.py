@@ -97,7 +97,7 @@ def test_a_model_is_made_of_a_checkpoint_elsewhere_in_a_folder_of_the_users_own_
         (run / "checkpoints" / link).symlink_to(elsewhere)
     assert len(_logged(run, tmp_path / "copy")) == 2
     (run / ".signature").unlink()
-    with pytest.raises(ConfigError, match="leads to a folder elsewhere, from which nothing is sent"):
+    with pytest.raises(ConfigError, match="is a link to a folder elsewhere, from which nothing is sent"):
         _logged(run, tmp_path / "another")
 
 

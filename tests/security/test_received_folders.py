@@ -57,7 +57,7 @@ def test_a_received_run_makes_nothing_until_it_is_trusted_which_is_remembered(sa
     given = (command, run, *([picture] if command == "predict" else []), *(["--anyway"] if command == "verify" else []))
     done = samewise(*given)
     assert done.returncode == 2, done.stdout
-    assert "was not made by you with this home folder, or was altered since" in done.stderr
+    assert "is not signed by you: someone else made it, it was altered" in done.stderr
     assert "--trust" in done.stderr
     assert not mark.exists()
     trusted = samewise(*given, "--trust")
@@ -113,7 +113,7 @@ def test_a_config_under_another_name_is_trusted_by_itself(samewise, run, home) -
         shutil.copyfile(run / "config.yaml", home / name)
         refused = samewise("train", "--config", name)
         assert refused.returncode == 2
-        assert refused.stderr.startswith(f"error: {name}: was not made by you")
+        assert refused.stderr.startswith(f"error: {name}: is not signed by you")
         assert samewise("train", "--config", name, "--trust").returncode == 0
     for name in ("mine.yaml", "other.yaml"):
         assert samewise("train", "--config", name).returncode == 0
@@ -140,14 +140,14 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_named(samewise, run, sweep)
     assert f"{config}: is not a run's config: line " in told
     config.unlink()
     for name in (run, f"one/{run.name}"):
-        assert f"{run.name}: the folder is there, but there is no config.yaml in it" in samewise("eval", name).stderr
+        assert f"{run.name}: the folder exists, but has no config.yaml" in samewise("eval", name).stderr
     (sweep / "points.jsonl").write_text("")
     for given in (("sweep", sweep, "--status"), ("report", sweep)):
         done = samewise(*given)
         assert done.returncode == 2
         assert "points.jsonl: the line of point 0 is damaged or missing" in done.stderr
     (sweep / "sweep.json").unlink()
-    assert "there is no sweep.json in it" in samewise("sweep", sweep, "--status").stderr
+    assert "has no sweep.json" in samewise("sweep", sweep, "--status").stderr
 
 
 def test_a_run_of_an_older_version_is_answered_for_and_trained_on_without_trust(samewise, run) -> None:

@@ -39,7 +39,7 @@ def test_a_received_sweep_is_shown_and_its_launcher_runs_no_command_until_it_is_
     for given in (("sweep", sweep, "--status"), ("report", sweep)):
         done = samewise(*given)
         assert done.returncode == 0, done.stderr
-        assert "its launcher is not asked" in done.stderr
+        assert "Its launcher is not asked" in done.stderr
     for given in (("sweep", sweep, "--cancel"), ("sweep", sweep), ("sweep", sweep, "--list"), ("sweep", *TINY, "name=swept", "seed=0,1", "launcher.jobs=1")):
         done = samewise(*given)
         assert done.returncode == 2, done.stdout

@@ -104,7 +104,7 @@ def test_a_file_of_weights_that_was_packed_anew_is_not_unpacked(tmp_path: Path) 
     with zipfile.ZipFile(tmp_path / "a.pt") as given, zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as made:
         for name in given.namelist():
             made.writestr(name, given.read(name))
-    with pytest.raises(pickle.UnpicklingError, match="unpacks to"):
+    with pytest.raises(pickle.UnpicklingError, match="it is compressed"):
         load_tensors(tmp_path / "b.pt")
 
 
@@ -112,7 +112,7 @@ def test_a_tensor_that_repeats_a_number_until_no_memory_holds_it_is_not_loaded(t
     torch.save({"model": {"a": torch.zeros(1).expand(1 << 40)}}, tmp_path / "a.pt")
     done = samewise("digest", tmp_path / "a.pt")
     assert done.returncode == 2
-    assert "a tensor of [1099511627776], which repeats 4 bytes" in done.stderr
+    assert "a tensor of shape [1099511627776] that repeats 4 stored bytes" in done.stderr
     torch.save({"a": torch.zeros(2, 3).expand(4, 2, 3), "b": torch.eye(3).t()}, tmp_path / "b.pt")  # as buffers may
     assert load_tensors(tmp_path / "b.pt")["a"].shape == (4, 2, 3)
 

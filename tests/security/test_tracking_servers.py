@@ -111,7 +111,7 @@ def test_an_answer_without_end_is_not_taken(samewise: Callable[..., Any], strang
     kind.answer = lambda handler: handler.without_end(ENDLESS[what])
     done = samewise(*COMMANDS[command], "--uri", address)
     assert done.returncode == 2, done.stderr
-    assert "more than 1,048,576 bytes; where that is meant to be so, set SAMEWISE_MAX_ANSWER_BYTES" in done.stderr
+    assert "more than 1,048,576 bytes; if that is intended, set SAMEWISE_MAX_ANSWER_BYTES" in done.stderr
     assert kind.sent < BUFFERED
 
 
@@ -152,7 +152,7 @@ def test_a_file_without_end_is_not_taken(samewise: Callable[..., Any], stranger:
     kind.answer = _serves_a_run
     done = samewise("verify", RUN, "--uri", address)
     assert done.returncode == 2, done.stderr
-    assert "its files come to more than 2,097,152 bytes; where that is meant to be so, set SAMEWISE_MAX_DOWNLOAD_BYTES" in done.stderr
+    assert "its files come to more than 2,097,152 bytes; if that is intended, set SAMEWISE_MAX_DOWNLOAD_BYTES" in done.stderr
     assert kind.sent < BUFFERED
 
 
@@ -244,13 +244,13 @@ def test_an_empty_answer_is_not_taken_for_metrics_that_were_stored(stranger: Any
     kind.answer = lambda handler: handler.plain(body)
     with quiet_mlflow():
         client = open_client(address)
-        with pytest.raises(MlflowException, match="not as an MLflow server does"):
+        with pytest.raises(MlflowException, match="not in the form that an MLflow server does"):
             client.log_batch(RUN, metrics=[Metric("loss", 1.0, 0, 1)])
         kind.answer = lambda handler: handler.plain(b" {}")
         client.log_batch(RUN, metrics=[Metric("loss", 1.0, 0, 1)])
 
 
-LOG_IN = "the server refuses you (HTTP 401, not logged in): set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+LOG_IN = "the server refuses access (HTTP 401, not logged in): set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 TINY = ("experiment=resnet18_digits", "debug=tiny", "model.width=4", "callbacks=none", "evaluate.pictures=false")
 
 
@@ -293,7 +293,7 @@ def test_a_run_and_a_sweep_say_that_the_server_refuses_them(
     done = samewise("train", *given, *waits, "name=one", "tracking.flush_timeout_s=1")
     assert done.returncode == 0, done.stderr
     during, at_end = (record.getMessage() for record in caplog.records if record.name == "samewise.tracking")
-    assert during == f"nothing is sent to {address}: {LOG_IN}; training goes on"
+    assert during == f"nothing is sent to {address}: {LOG_IN}; training continues"
     assert at_end.startswith(f"not everything has reached {address} yet: {LOG_IN}; run `samewise sync ")
     done = samewise("sweep", *given, "name=several", "seed=0,1", "tracking.flush_timeout_s=30")
     assert done.returncode == 0, done.stderr

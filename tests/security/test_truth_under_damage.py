@@ -114,7 +114,7 @@ def test_a_trace_that_ends_in_a_line_cut_off_by_a_crash_is_compared_as_far_as_it
 
 
 @pytest.mark.parametrize(
-    ("kept", "words"), [(lambda raw: raw[:-20], "it ends at step 5, and the run took 6"), (lambda raw: b"", "it is empty")], ids=["cut", "empty"]
+    ("kept", "words"), [(lambda raw: raw[:-20], "it ends at step 5, but the run took 6"), (lambda raw: b"", "it is empty")], ids=["cut", "empty"]
 )
 def test_a_trace_that_is_shorter_than_its_finished_run_is_damaged(samewise, run, kept, words) -> None:
     other = shutil.copytree(run, run.with_name("other"), symlinks=True)
@@ -153,7 +153,7 @@ def test_a_trace_that_was_deleted_in_mid_run_is_missed(samewise, original, tmp_p
     shutil.rmtree(run / "checkpoints/step-00000006")
     resumed = samewise("train", *TINY, "name=one", f"run_root={tmp_path / 'runs'}")
     assert resumed.returncode == 0, resumed.stderr
-    assert "trace.jsonl: is missing; a new one begins after step 4" in resumed.stderr
+    assert "trace.jsonl: is missing; a new trace begins after step 4" in resumed.stderr
     for given in (("diff", original, run), ("verify", run)):
         assert "its trace begins at step 5: the steps before were not compared" in samewise(*given).stdout
 

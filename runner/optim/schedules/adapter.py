@@ -29,7 +29,7 @@ class TorchSchedule(Schedule):
 
     def __init__(self, *, scheduler: Callable[[Optimizer], Any], unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(callable(scheduler), "scheduler", "is not a scheduler waiting for its optimizer", scheduler, "a class with `_partial_: true`")
+        require(callable(scheduler), "scheduler", "is not a partial scheduler, which takes its optimizer later", scheduler, "a class with `_partial_: true`")
         self.scheduler = scheduler
         self._defaults: dict[str, dict[str, Any]] = {}
         self._bases: dict[str, list[Options]] = {}

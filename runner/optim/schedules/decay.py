@@ -30,8 +30,8 @@ class Step(LearningRate):
 
     def __init__(self, *, step_size: int, gamma: float = 0.1, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(whole(step_size, least=1), "step_size", "is not a possible duration", step_size, "a whole number of at least 1")
-        require(number(gamma, least=0), "gamma", "is not a possible factor", gamma, "a number of at least 0")
+        require(whole(step_size, least=1), "step_size", "is not a valid duration", step_size, "a whole number of at least 1")
+        require(number(gamma, least=0), "gamma", "is not a valid factor", gamma, "a number of at least 0")
         self.step_size, self.gamma = step_size, gamma
 
     def needs(self) -> Mapping[str, int]:
@@ -54,7 +54,7 @@ class MultiStep(LearningRate):
     def __init__(self, *, milestones: Sequence[int], gamma: float = 0.1, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
         require(ascending(milestones), "milestones", "are not ascending times", milestones, "whole numbers from 1, each greater than the one before")
-        require(number(gamma, least=0), "gamma", "is not a possible factor", gamma, "a number of at least 0")
+        require(number(gamma, least=0), "gamma", "is not a valid factor", gamma, "a number of at least 0")
         self.milestones, self.gamma = tuple(milestones), gamma
 
     def needs(self) -> Mapping[str, int]:
@@ -75,7 +75,7 @@ class Exponential(LearningRate):
 
     def __init__(self, *, gamma: float, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(number(gamma, least=0), "gamma", "is not a possible factor", gamma, "a number of at least 0")
+        require(number(gamma, least=0), "gamma", "is not a valid factor", gamma, "a number of at least 0")
         self.gamma = gamma
 
     def rate(self, time: int, lr: float) -> float:
@@ -96,8 +96,8 @@ class Cosine(LearningRate):
 
     def __init__(self, *, t_max: int | None = None, eta_min: float = 0.0, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(t_max is None or whole(t_max, least=1), "t_max", "is not a possible duration", t_max, "a whole number of at least 1, or null")
-        require(number(eta_min, least=0), "eta_min", "is not a possible learning rate", eta_min, "a number of at least 0")
+        require(t_max is None or whole(t_max, least=1), "t_max", "is not a valid duration", t_max, "a whole number of at least 1, or null")
+        require(number(eta_min, least=0), "eta_min", "is not a valid learning rate", eta_min, "a number of at least 0")
         self.t_max, self.eta_min = t_max, eta_min
 
     def needs(self) -> Mapping[str, int]:
@@ -121,8 +121,8 @@ class Polynomial(LearningRate):
 
     def __init__(self, *, total: int | None = None, power: float = 1.0, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(total is None or whole(total, least=1), "total", "is not a possible duration", total, "a whole number of at least 1, or null")
-        require(number(power, least=0), "power", "is not a possible power", power, "a number of at least 0")
+        require(total is None or whole(total, least=1), "total", "is not a valid duration", total, "a whole number of at least 1, or null")
+        require(number(power, least=0), "power", "is not a valid power", power, "a number of at least 0")
         self.total, self.power = total, power
 
     def needs(self) -> Mapping[str, int]:

@@ -49,14 +49,14 @@ class OneCycle(Schedule):
     def __post_init__(self) -> None:
         super().__init__(unit=self.unit)
         total, share = self.total, self.pct_start
-        require(total is None or whole(total, least=1), "total", "is not a possible duration", total, "a whole number of at least 1, or null")
+        require(total is None or whole(total, least=1), "total", "is not a valid duration", total, "a whole number of at least 1, or null")
         require(number(share, least=0, most=1), "pct_start", "is not a valid share", share, "a number from 0 to 1")
         require(not self.three_phase or share <= 0.5, "pct_start", "leaves no time for the third phase", share, "at most 0.5 with three_phase")
         require(self.anneal in ("cos", "linear"), "anneal", "is not a known curve", self.anneal, "cos or linear")
         for name, value in (("div_factor", self.div_factor), ("final_div_factor", self.final_div_factor)):
-            require(number(value) and value > 0, name, "is not a possible divisor", value, "a number above 0")
+            require(number(value) and value > 0, name, "is not a valid divisor", value, "a number greater than 0")
         for name, value in (("base_momentum", self.base_momentum), ("max_momentum", self.max_momentum)):
-            require(number(value, least=0, most=1), name, "is not a possible momentum", value, "a number from 0 to 1")
+            require(number(value, least=0, most=1), name, "is not a valid momentum", value, "a number from 0 to 1")
 
     def attach(self, span: Span, groups: list[Group]) -> None:
         super().attach(span, groups)

@@ -46,12 +46,12 @@ class Plateau(LearningRate):
         require(bool(self.metric), "metric", "is not the name of a metric", self.metric, "a name such as valid/loss")
         require(self.mode in ("min", "max"), "mode", "is not a valid mode", self.mode, "min or max")
         require(number(self.factor, least=0) and self.factor < 1, "factor", "would not reduce the learning rate", self.factor, "a number from 0 to below 1")
-        require(whole(self.patience, least=0), "patience", "is not a number of evaluations", self.patience, "a whole number of at least 0")
-        require(number(self.threshold, least=0), "threshold", "is not a possible threshold", self.threshold, "a number of at least 0")
+        require(whole(self.patience, least=0), "patience", "is not a valid number of evaluations", self.patience, "a whole number of at least 0")
+        require(number(self.threshold, least=0), "threshold", "is not a valid threshold", self.threshold, "a number of at least 0")
         require(self.threshold_mode in ("rel", "abs"), "threshold_mode", "is not a valid mode", self.threshold_mode, "rel or abs")
-        require(whole(self.cooldown, least=0), "cooldown", "is not a number of evaluations", self.cooldown, "a whole number of at least 0")
-        require(number(self.min_lr, least=0), "min_lr", "is not a possible learning rate", self.min_lr, "a number of at least 0")
-        require(number(self.eps, least=0), "eps", "is not a possible difference", self.eps, "a number of at least 0")
+        require(whole(self.cooldown, least=0), "cooldown", "is not a valid number of evaluations", self.cooldown, "a whole number of at least 0")
+        require(number(self.min_lr, least=0), "min_lr", "is not a valid learning rate", self.min_lr, "a number of at least 0")
+        require(number(self.eps, least=0), "eps", "is not a valid difference", self.eps, "a number of at least 0")
         self.best = math.inf if self.mode == "min" else -math.inf
         self.bad = 0
         self.cooling = 0

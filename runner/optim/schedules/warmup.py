@@ -23,9 +23,9 @@ class LinearWarmup(LearningRate):
 
     def __init__(self, *, duration: int, start_factor: float = 1 / 3, end_factor: float = 1.0, within_first_epoch: bool = False, unit: Unit = "epoch") -> None:
         super().__init__(unit=unit)
-        require(whole(duration, least=0), "duration", "is not a possible duration", duration, "a whole number of at least 0")
-        require(number(start_factor, least=0, most=1), "start_factor", "is not a possible factor", start_factor, "a number from 0 to 1")
-        require(number(end_factor, least=0, most=1), "end_factor", "is not a possible factor", end_factor, "a number from 0 to 1")
+        require(whole(duration, least=0), "duration", "is not a valid duration", duration, "a whole number of at least 0")
+        require(number(start_factor, least=0, most=1), "start_factor", "is not a valid factor", start_factor, "a number from 0 to 1")
+        require(number(end_factor, least=0, most=1), "end_factor", "is not a valid factor", end_factor, "a number from 0 to 1")
         require(unit == "step" or not within_first_epoch, "within_first_epoch", "applies only to a warm-up counted in steps", unit, "unit: step")
         self.duration, self.start_factor, self.end_factor, self.within_first_epoch = duration, start_factor, end_factor, within_first_epoch
 
