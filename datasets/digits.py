@@ -43,7 +43,7 @@ class Digits(InMemoryImages):
 
     def __init__(self, *, split: Literal["train", "valid"], hold_out: Literal["spread", "writers"] = "spread", transform: Transform | None = None) -> None:
         if split not in _SPLITS:
-            raise ConfigError(Problem("split", "the digits have no such split", split, " or ".join(_SPLITS), nearest(split, _SPLITS)))
+            raise ConfigError(Problem("split", "this data set has no such split", split, " or ".join(_SPLITS), nearest(split, _SPLITS)))
         if hold_out not in _HOLD_OUT:
             raise ConfigError(Problem("hold_out", "is not a valid way to hold out digits", hold_out, " or ".join(_HOLD_OUT), nearest(hold_out, _HOLD_OUT)))
         table = _table(_file())
@@ -75,7 +75,7 @@ def _table(path: Path) -> np.ndarray:
         with gzip.open(path, "rt") as lines:
             table = np.array([line.split(",") for line in lines], dtype=np.float32).astype(np.uint8)
     except FileNotFoundError:
-        raise DataError(Problem(str(path), "scikit-learn's digits are not where they belong", hint="install scikit-learn again")) from None
+        raise DataError(Problem(str(path), "scikit-learn's file of digits was not found", hint="install scikit-learn again")) from None
     except (OSError, EOFError, ValueError) as error:
         raise DataError(Problem(str(path), f"cannot be read: {error}", hint="install scikit-learn again")) from None
     if table.shape != (1797, 65) or table[:, :64].max() > 16 or table[:, 64].max() > 9:

@@ -25,7 +25,7 @@ class GeneratedSounds(Dataset[dict[str, Any]]):
 
     def __init__(self, *, length: int = 256, num_classes: int = 10, seconds: float = 0.1, sample_rate: int = 8000, split: str = "train") -> None:
         if not 1 <= num_classes <= 26:
-            raise ConfigError(Problem("dataset.num_classes", "is not a number of tones", num_classes, "1 to 26"))
+            raise ConfigError(Problem("dataset.num_classes", "is not a valid number of tones", num_classes, "1 to 26"))
         self.classes = [f"tone {number}" for number in range(num_classes)]
         letters = " " + "abcdefghijklmnopqrstuvwxyz"[:num_classes]
         self._tones = GeneratedSpeech(length=length, sample_rate=sample_rate, letters=letters, tones=num_classes, characters=(1, 1), split=split)

@@ -50,7 +50,7 @@ class GeneratedSpeech(Generated):
         self._letters = letters
         self._tones = min(tones, len(letters) - 1)
         if len(characters) != 2 or not 1 <= characters[0] <= characters[1]:
-            raise ConfigError(Problem("dataset.characters", "is not an interval", list(characters), "[from, to], from 1 on"))
+            raise ConfigError(Problem("dataset.characters", "is not a valid interval", list(characters), "[low, high], both at least 1"))
         self._characters = (int(characters[0]), int(characters[1]))
 
     def make(self, index: int, draw: torch.Generator) -> dict[str, Any]:

@@ -80,12 +80,12 @@ class ImageTable(ImageFiles):
             told = {name: _SPLITS.get(str(row[split_column]).lower(), str(row[split_column]).lower()) for name, row in zip(names, rows, strict=True)}
             chosen = [name for name in names if told[name] == split]
             if not chosen and split != "test":
-                raise DataError(Problem(str(path), f"has no image of the split {split}", sorted(set(told.values())), "train, valid and test"))
+                raise DataError(Problem(str(path), f"has no image for the split {split}", sorted(set(told.values())), "train, valid and test"))
         else:
             chosen = in_split(names, split, shares, key=key, where=str(path))
         if missing := [name for name in chosen if not os.path.isfile(folder / name)]:
             hint = "set dataset.root=FOLDER, what the names are relative to"
-            raise DataError(Problem(str(folder / missing[0]), f"is listed in {path.name} and missing, one of {len(missing)}", hint=hint))
+            raise DataError(Problem(str(folder / missing[0]), f"is listed in {path.name} but missing, one of {len(missing)}", hint=hint))
         number = {name: place for place, name in enumerate(known)}
         super().__init__(
             folder, chosen, [number[labels[name]] for name in chosen], classes=known, mode=mode, channels=channels, cache=cache, transform=transform
@@ -124,7 +124,7 @@ def _read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     if form in (".jsonl", ".ndjson"):
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     if form != ".json":
-        raise ValueError(f"{form or 'no ending'} is not an ending that is known")
+        raise ValueError(f"{form or 'no extension'} is not a supported extension")
     rows = json.loads(text)
     if not isinstance(rows, list):
         raise ValueError("it is not a list")

@@ -109,7 +109,7 @@ def _of_development_kit(kit: Path, count: int) -> list[str]:
         expected = "ILSVRC2012_validation_ground_truth.txt and meta.mat"
         raise DataError(Problem(str(kit), f"the development kit cannot be read: {error}", expected=expected)) from None
     if len(found) != count:
-        raise DataError(Problem(str(kit), f"knows {len(found)} validation images", expected=f"{count}, as val has", hint="unpack ILSVRC2012_img_val.tar again"))
+        raise DataError(Problem(str(kit), f"lists {len(found)} validation images", expected=f"{count}, as val has", hint="unpack ILSVRC2012_img_val.tar again"))
     return found
 
 

@@ -40,7 +40,7 @@ class LibriMix(MixtureFiles):
             raise ConfigError(Problem("dataset.subset", "LibriMix has no such part", subset, ", ".join(SUBSETS), nearest(subset, SUBSETS)))
         for name, value, allowed in (("sample_rate", sample_rate, (8000, 16000)), ("mode", mode, ("min", "max")), ("speakers", speakers, (2, 3))):
             if value not in allowed:
-                raise ConfigError(Problem(f"dataset.{name}", "is not a choice of LibriMix", value, " or ".join(map(str, allowed))))
+                raise ConfigError(Problem(f"dataset.{name}", "is not a valid choice for LibriMix", value, " or ".join(map(str, allowed))))
         given = Path(root).expanduser()
         folder = given if given.name == f"Libri{speakers}Mix" else given / f"Libri{speakers}Mix"
         super().__init__(

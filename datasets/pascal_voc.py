@@ -129,7 +129,7 @@ def _paired(images: Path, annotations: Path, *, drop: bool) -> dict[str, str]:
     for name in list_images(images):
         other = found.setdefault(str(Path(name).with_suffix("")), name)
         if other != name:
-            raise DataError(Problem(str(images / name), f"and {other} belong to one annotation", hint="rename one, and its annotation"))
+            raise DataError(Problem(str(images / name), f"and {other} have the same annotation", hint="rename one, and its annotation"))
     described = {str(Path(name).with_suffix("")) for name in list_images(annotations, extensions=(".xml",))}
     for bare, name in sorted({bare: f"{bare}.jpg" for bare in described - found.keys()}.items()):
         raise DataError(Problem(str(annotations / f"{bare}.xml"), f"has no image {name} (or .png, ...) in {images}", hint="add it, or remove the annotation"))

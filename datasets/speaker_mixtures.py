@@ -134,6 +134,6 @@ def _require_sound(*, length: int, num_speakers: int, sample_rate: int, seconds:
     if seconds <= 0:
         raise ConfigError(Problem("dataset.seconds", "is not a valid duration", seconds, "more than 0"))
     if len(levels) != 2 or levels[0] > levels[1]:
-        raise ConfigError(Problem("dataset.levels", "is not an interval", list(levels), "[from, to] in dB"))
+        raise ConfigError(Problem("dataset.levels", "is not a valid interval", list(levels), "[low, high] in dB"))
     if len(pause) != 2 or not 0 <= pause[0] <= pause[1]:
-        raise ConfigError(Problem("dataset.pause", "is not an interval", list(pause), "[from, to] in seconds"))
+        raise ConfigError(Problem("dataset.pause", "is not a valid interval", list(pause), "[low, high] in seconds"))

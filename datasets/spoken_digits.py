@@ -57,7 +57,7 @@ class SpokenDigits(Utterances):
     ) -> None:
         for name, ends, least in (("takes", takes, 0), ("digits", digits, 1), ("pause", pause, 0)):
             if len(ends) != 2 or not least <= ends[0] <= ends[1]:
-                raise ConfigError(Problem(f"dataset.{name}", "is not an interval", list(ends), f"[from, to], from {least} on"))
+                raise ConfigError(Problem(f"dataset.{name}", "is not a valid interval", list(ends), f"[low, high], both at least {least}"))
         folder = Path(root).expanduser()
         folder = folder / "recordings" if (folder / "recordings").is_dir() else folder
         chosen = [line for line in _listed(folder) if takes[0] <= line[3] <= takes[1] and (speakers is None or line[2] in speakers)]

@@ -41,7 +41,7 @@ class WSJ0Mix(MixtureFiles):
             ("speakers", speakers, (2, 3)),
         ):
             if value not in allowed:
-                raise ConfigError(Problem(f"dataset.{name}", "is not a choice of WSJ0-mix", value, " or ".join(map(str, allowed))))
+                raise ConfigError(Problem(f"dataset.{name}", "is not a valid choice for WSJ0-mix", value, " or ".join(map(str, allowed))))
         given = Path(root).expanduser()
         folder = given if given.name == f"{speakers}speakers" else given / f"{speakers}speakers"
         super().__init__(

@@ -132,7 +132,7 @@ class AdversarialScores(Scores):
     def compute(self) -> dict[str, float]:
         """`energy_distance` in grey values of the images' scale; `real_accuracy` and `fake_accuracy`, the shares that the discriminator gets right."""
         if self.count < 2:
-            raise DataError("the split that was evaluated has fewer than two images")
+            raise DataError("the evaluated split has fewer than two images")
         return {
             "energy_distance": energy_distance(torch.cat(self._kept["real"]), torch.cat(self._kept["fake"])),
             "real_accuracy": self._right["real"] / self.count,

@@ -43,7 +43,7 @@ class AudioClassification(Classification):
     ) -> None:
         super().__init__(num_classes=num_classes, label_smoothing=label_smoothing, top_k=top_k, loss=loss, metrics=metrics)
         if dimensions not in (1, 2):
-            raise ConfigError(Problem("recipe.dimensions", "is not what features can have", dimensions, "2 (an image) or 1 (a sequence)"))
+            raise ConfigError(Problem("recipe.dimensions", "is not a valid number of dimensions for features", dimensions, "2 (an image) or 1 (a sequence)"))
         self.takes, self.extensions = "recordings", EXTENSIONS
         self.dimensions = dimensions
         self._sample_rate, self._seconds = sample_rate, seconds

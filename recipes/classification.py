@@ -44,7 +44,7 @@ class Classification(Recipe):
             (`parts.test_time`). An export has the model alone.
     """
 
-    gives = "one row of scores for each sample; softmax makes probabilities of them, and the largest names the class"
+    gives = "one row of scores for each sample; softmax turns them into probabilities, and the largest gives the class"
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class Classification(Recipe):
         test_time_augmentation: str = "none",
     ) -> None:
         if not 0.0 <= label_smoothing <= 1.0:
-            raise ConfigError(Problem("recipe.label_smoothing", "not a share", label_smoothing, "a number from 0 to 1"))
+            raise ConfigError(Problem("recipe.label_smoothing", "is not a valid share", label_smoothing, "a number from 0 to 1"))
         if any(k < 1 for k in top_k):
-            raise ConfigError(Problem("recipe.top_k", "not a list of ranks", list(top_k), "whole numbers from 1"))
+            raise ConfigError(Problem("recipe.top_k", "is not a list of ranks", list(top_k), "whole numbers from 1"))
         self._as_stored = (reads or {}).get("mode") == "channels"
         if channels < 1 or (channels not in (1, 3) and not self._as_stored):
-            expected = "1 (grey) or 3 (colour); others where the data set has mode: channels"
-            raise ConfigError(Problem("recipe.channels", "is not a possible number of image channels", channels, expected))
+            expected = "1 (grey) or 3 (colour); or others if the data set has mode: channels"
+            raise ConfigError(Problem("recipe.channels", "is not a valid number of image channels", channels, expected))
         self.channels = channels
         self._frames, self._stride = (reads or {}).get("frames"), (reads or {}).get("stride") or 1
         self.takes, self.extensions = ("videos", video_files.EXTENSIONS) if self._frames else ("images", image_files.EXTENSIONS)
@@ -201,13 +201,13 @@ class Classification(Recipe):
             kinds = set(map(type, labels))  # one is the usual case, and the fast one
             made = torch.tensor(labels) if kinds == {int} else torch.stack(list(labels) if kinds == {Tensor} else list(map(torch.as_tensor, labels)))
         except (TypeError, ValueError, RuntimeError):
-            raise DataError(Problem("dataset", "labels are not numbers of one kind", labels[0], "an integer, or one float for each class")) from None
+            raise DataError(Problem("dataset", "labels are not numbers of one type", labels[0], "an integer, or one float for each class")) from None
         if made.dim() == 1 and not made.is_floating_point():
             made = made.long()
             if self.num_classes is not None:
                 _check_range(made, self.num_classes, f"there are {self.num_classes} classes")
         elif made.dim() != 2 or not made.is_floating_point():
-            raise DataError(Problem("dataset", "labels are not classes", labels[0], "an integer, or one float for each class"))
+            raise DataError(Problem("dataset", "labels are not valid classes", labels[0], "an integer, or one float for each class"))
         return made
 
 

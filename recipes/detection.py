@@ -62,7 +62,7 @@ class Detection(Recipe):
 
     def __init__(self, *, num_classes: int | None = None, shown: int = 12) -> None:
         if num_classes is not None and num_classes < 2:
-            raise ConfigError(Problem("recipe.num_classes", "is too small", num_classes, "at least 2: the background counts as one"))
+            raise ConfigError(Problem("recipe.num_classes", "is too small", num_classes, "at least 2, because the background is a class"))
         self.num_classes = num_classes
         self.shown = shown
 
@@ -185,7 +185,7 @@ class DetectionScores(Scores):
     def compute(self) -> dict[str, float]:
         """`map` (IoU .5 to .95), `map_50`, `map_75`, by area where there are such boxes, `mar_100`; `loss` and its parts where the model gives them."""
         if not self.images:
-            raise DataError("the split that was evaluated is empty")
+            raise DataError("the evaluated split is empty")
         losses = {name: total / len(self.images) for name, total in self._losses.items()}
         if losses:
             losses = {"loss": sum(losses.values())} | {f"loss_{name}": value for name, value in losses.items()}

@@ -73,13 +73,13 @@ class Separation(Recipe):
             signal on one core.
     """
 
-    gives = "one signal for each speaker, in no order, whose loudness means nothing, at recipe.sample_rate Hz"
+    gives = "one signal for each speaker, in any order and at any loudness, at recipe.sample_rate Hz"
     takes = "recordings"
     extensions = EXTENSIONS
 
     def __init__(self, *, sample_rate: int = 8000, sdr: bool = True) -> None:
         if sample_rate < 1:
-            raise ConfigError(Problem("recipe.sample_rate", "is not a rate", sample_rate, "a whole number of Hz above 0"))
+            raise ConfigError(Problem("recipe.sample_rate", "is not a valid rate", sample_rate, "a whole number of Hz greater than 0"))
         self.sample_rate = sample_rate
         self.sdr = sdr
 
@@ -201,7 +201,7 @@ class SeparationScores(Scores):
     def compute(self) -> dict[str, float]:
         """Means over the mixtures, in dB: `si_sdr` and `sdr`, `si_sdri` and `sdri` (their improvement on the mixture), and `loss`, minus `si_sdr`."""
         if not self._rows:
-            raise DataError("the split that was evaluated is empty")
+            raise DataError("the evaluated split is empty")
         totals = dict.fromkeys(self._rows[0][1], 0.0)
         for _, row in self._rows:
             for name, value in row.items():

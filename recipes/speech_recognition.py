@@ -55,7 +55,7 @@ class SpeechRecognition(Recipe):
 
     gives = (
         "for each frame a score of the blank (0) and of each of recipe.letters (from 1 on); greedy decoding takes the best of each frame, "
-        "of neighbours that are alike one, and leaves out the blanks"
+        "merges equal neighbours, and leaves out the blanks"
     )
     takes = "recordings"
     extensions = EXTENSIONS
@@ -139,7 +139,7 @@ class SpeechRecognition(Recipe):
     def _labels(self, text: Any, name: str) -> Tensor:
         where = name or "dataset"
         if not isinstance(text, str):
-            raise DataError(Problem(where, "its transcript is not a text", type(text).__name__))
+            raise DataError(Problem(where, "its transcript is not a string", type(text).__name__))
         try:
             return torch.tensor([self._number[letter] for letter in text], dtype=torch.int64)
         except KeyError as error:
@@ -183,7 +183,7 @@ class SpeechRecognition(Recipe):
             if bool(possible.all()):
                 return
             place = int((~possible).nonzero()[0])
-            reason = f"its transcript needs {int(needed[place])} frames, and the model gives {int(lengths[place])} for so short a recording"
+            reason = f"its transcript needs {int(needed[place])} frames, but the model gives only {int(lengths[place])} for so short a recording"
             hint = f"the transcript is {batch['transcript'][place][:60]!r}; recipe.impossible=skip skips such recordings"
             raise DataError(Problem(batch["name"][place] or "dataset", reason, hint=hint))
 
@@ -266,7 +266,7 @@ class SpeechScores(Scores):
     def compute(self) -> dict[str, float]:
         """`loss` (nats a character, the mean over utterances), and `cer` and `wer`: all edits over all characters and words."""
         if not self.count:
-            raise DataError("the split that was evaluated is empty")
+            raise DataError("the evaluated split is empty")
         cer, wer = self._character_edits / max(1, self._characters), self._word_edits / max(1, self._words)
         return {"loss": self._loss / self.count, "cer": cer, "wer": wer}
 

@@ -79,7 +79,7 @@ class Vocoder(Recipe):
         if output not in ("mu_law", "logistics"):
             raise ConfigError(Problem("recipe.output", "is not a valid representation of samples", output, "mu_law or logistics"))
         if resynthesise < 0:
-            raise ConfigError(Problem("recipe.resynthesise", "is not a number of clips", resynthesise))
+            raise ConfigError(Problem("recipe.resynthesise", "is not a valid number of clips", resynthesise))
         self.front_end = front_end
         self.amplitudes: Amplitudes = MuLaw(n_classes=n_classes) if output == "mu_law" else LogisticMixture(n_classes=n_classes)
         self.resynthesise = resynthesise
@@ -218,7 +218,7 @@ class VocoderScores(Scores):
         For mu-law also `label_entropy`, the loss of a model that knows no more than how often each step occurs, and `below_entropy`, how much less the loss is.
         """
         if not self._samples:
-            raise DataError("the split that was evaluated is empty")
+            raise DataError("the evaluated split is empty")
         loss = self._surprise / self._samples
         found = {"loss": loss, "bits_per_sample": loss / math.log(2.0)}
         if len(self._labels):

@@ -165,7 +165,7 @@ def load(
 
     wanted: Any = run.folder if isinstance(run, Trained) else run
     if not isinstance(wanted, PATH):
-        raise ConfigError(Problem("run", "is not a run", wanted, f"what samewise.train gave, or {saved.RUN}"))
+        raise ConfigError(Problem("run", "is not a run", wanted, f"what samewise.train returned, or {saved.RUN}"))
     folder = saved.find(os.fspath(wanted), run_root=Path(run_root))
     composed = replace(saved.trusted_config_of(folder, overrides, trust=trust), project=project.find(packages=several(packages)))
     set_variables(composed.cfg.reproducibility)
@@ -320,7 +320,7 @@ def _composed(experiment: Sequence[Any], packages: Sequence[str], config_dirs: S
     wrong = next((one for one in experiment if not isinstance(one, str | Composed)), None)
     if wrong is not None:
         hint = "samewise.train(*overrides)" if isinstance(wrong, list | tuple) else "samewise.train('experiment=NAME', 'optimizer.lr=0.05')"
-    raise ConfigError(Problem("experiment", "takes overrides, each a text, or one composed config", wrong, hint=hint))
+    raise ConfigError(Problem("experiment", "takes overrides, each a string, or one composed config", wrong, hint=hint))
 
 
 def _trained(summary: Any, composed: Composed, *, is_new: bool) -> Trained:

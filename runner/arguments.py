@@ -30,19 +30,19 @@ _SWITCHES = {"trust": "trust=True", "fresh": "fresh=True", "diff": "diff=True", 
 _NAMED = {"RUN": "run", "FILE": "files"}
 PATH = (str, os.PathLike)
 _TAKES: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
-    **dict.fromkeys(("run_root", "output"), ("is not a folder", "a text or a path", PATH)),
-    "weights": ("is not a callback's name", "a text: 'ema'", (str,)),
-    "sort": ("is not a column or a metric", "a text: 'valid/accuracy'", (str,)),
-    "uri": ("is not an address", "a text: 'sqlite:///mlflow.db'", (str,)),
+    **dict.fromkeys(("run_root", "output"), ("is not a folder", "a string or a path", PATH)),
+    "weights": ("is not a callback's name", "a string: 'ema'", (str,)),
+    "sort": ("is not a column or a metric", "a string: 'valid/accuracy'", (str,)),
+    "uri": ("is not an address", "a string: 'sqlite:///mlflow.db'", (str,)),
     **dict.fromkeys(("fresh", "diff", "wait", "retry_failed", "trust"), ("is not a switch", "True or False", (bool,))),
     "checkpoint": ("is not a checkpoint", "'best', 'last' or a step", (str, Integral)),
     "threshold": ("is not a valid score", "a number from 0 to 1", (Real,)),
     "batch": ("is not a valid number of files", "a whole number from 1", (Integral,)),
 }
 _SEVERAL: Mapping[str, tuple[str, str, tuple[type, ...]]] = {
-    "where": ("is not a condition", "a text, or a list of texts: 'state=finished'", (str,)),
+    "where": ("is not a condition", "a string, or a list of strings: 'state=finished'", (str,)),
     "packages": ("is not a package", "a name, or a list of names: 'mylab'", (str,)),
-    "config_dirs": ("is not a folder", "a text or a path, or a list of them", PATH),
+    "config_dirs": ("is not a folder", "a string or a path, or a list of them", PATH),
 }
 """What arguments may be: what is said of another, what is expected, and its types; one of them, and one or a list."""
 _COMMANDS = re.compile(r"(`[^`]*`)")
@@ -82,7 +82,7 @@ def _require_known(function: str, signature: inspect.Signature, named: Mapping[s
     problems = list[Problem]()
     for name, value in named.items() if inspect.Parameter.VAR_KEYWORD not in kinds.values() else ():
         if name not in known:
-            text = f"overrides are texts: samewise.{function}({'run, ' if 'run' in kinds else ''}'{name}={value}')"
+            text = f"overrides are strings: samewise.{function}({'run, ' if 'run' in kinds else ''}'{name}={value}')"
             hint = close(name, known) or (text if takes_overrides else nearest(name, known))
             problems.append(Problem(name, f"samewise.{function} has no such argument", value, hint=hint))
     if problems:
@@ -96,7 +96,7 @@ def _require_types(function: str, given: Mapping[str, Any], defaults: Mapping[st
         if name == "overrides" and (wrong := [one for one in value if not isinstance(one, str)]):
             run = "run, " if "run" in given else ""
             hint = f"{run}*overrides" if isinstance(wrong[0], list | tuple) else f"{run}'device=cpu'" if run else "'experiment=NAME', 'optimizer.lr=0.05'"
-            problems.append(Problem(name, "are texts, each an argument of its own", wrong[0], hint=f"samewise.{function}({hint})"))
+            problems.append(Problem(name, "are strings, each an argument of its own", wrong[0], hint=f"samewise.{function}({hint})"))
         if name not in (*_TAKES, *_SEVERAL) or (value is None and defaults[name] is None):
             continue
         message, expected, kinds = _TAKES.get(name) or _SEVERAL[name]
@@ -125,7 +125,7 @@ def all_files(given: Sequence[Any]) -> list[Path]:
         raise ConfigError(Problem("FILE", "no files to predict from were given", expected="images, videos or audio files"))
     if wrong := [one for one in each if not isinstance(one, PATH)]:
         hint = "`model, transforms, config = samewise.load(run)` gives what takes samples: transforms(sample)"
-        raise ConfigError(Problem("files", "is not the name of a file", _kind(wrong[0]), "texts or paths, or lists of them", hint))
+        raise ConfigError(Problem("files", "is not the name of a file", _kind(wrong[0]), "strings or paths, or lists of them", hint))
     return [Path(one) for one in each]
 
 

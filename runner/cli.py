@@ -16,7 +16,7 @@ from samewise.runner.errors import INTERRUPTED, ConfigError, PeerFailed, Problem
 from samewise.runner.secrets import plain_output
 
 _INSTEAD = {
-    "resume": "`samewise train` with the overrides that were given goes on where it was stopped",
+    "resume": "`samewise train` with the same overrides resumes where the run was stopped",
     "test": "`samewise eval RUN --split test`",
     "validate": "`samewise eval RUN`",
     "infer": "`samewise predict RUN FILE`",
@@ -126,11 +126,11 @@ class Parser(argparse.ArgumentParser):
         if bare := close(name.lstrip("-"), [option.lstrip("-") for option in options]):
             return bare.replace("'", "'--", 1)
         if name in ("--resume", "--continue"):
-            return "give the same command again without it: it goes on where it was stopped"
+            return "run the same command again without it: it resumes where the run was stopped"
         if len(name) == 2:
             return f"settings are written without dashes and whole: KEY={value}"
         if "--sort" in options and name in ("--best", "--top", "--by", "--metric"):
-            return "--sort METRIC lists the best first, as --sort valid/accuracy"
+            return "--sort METRIC lists the best first, for example --sort valid/accuracy"
         takes_settings = any(action.dest == "overrides" for action in self._actions)
         return f"settings are written without dashes: {self._setting(name.lstrip('-').replace('-', '_'), value)}" if takes_settings else ""
 

@@ -164,10 +164,10 @@ def truncate(text: str, longest: int, *, ending: str = "...") -> str:
 
 
 def limit_from(variable: str, usual: int) -> int:
-    """The limit that an environment variable sets; the usual one where it is not set. Raises a ConfigError where it is not a whole number above 0."""
+    """The limit that an environment variable sets; the usual one where it is not set. Raises a ConfigError where it is not a whole number greater than 0."""
     given = os.environ.get(variable)
     if given is not None and (not given.isdecimal() or not int(given)):
-        raise ConfigError(Problem(variable, "this environment variable is not a limit", given, "a whole number above 0"))
+        raise ConfigError(Problem(variable, "this environment variable is not a valid limit", given, "a whole number greater than 0"))
     return usual if given is None else int(given)
 
 
@@ -192,9 +192,9 @@ def memory_asked_for(error: BaseException) -> str:
     """What an allocator refused, in words; empty where the error is another."""
     asked = re.search(r"(?:tried|unable) to allocate ([\d.]+) ?(bytes|\w?iB)", str(error), re.IGNORECASE)
     if asked is None:
-        return "asks for more memory than there is" if isinstance(error, MemoryError) else ""
+        return "asks for more memory than is available" if isinstance(error, MemoryError) else ""
     size = f"{float(asked[1]) / 1e9:,.3g} GB" if asked[2] == "bytes" else f"{asked[1]} {asked[2]}"
-    return f"asks for {size} of memory at once, which there is not"
+    return f"asks for {size} of memory at once, which is not available"
 
 
 def first_line(error: BaseException, *, after: str = "") -> str:

@@ -91,7 +91,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         if cache not in ("none", "memory"):
             raise ConfigError(Problem("dataset.cache", "is not a valid cache for images", cache, "none or memory"))
         if size is not None and (len(size) != 2 or min(size) < 1):
-            raise ConfigError(Problem("dataset.size", "is not a size", list(size), "[height, width] in pixels, or null"))
+            raise ConfigError(Problem("dataset.size", "is not a valid size", list(size), "[height, width] in pixels, or null"))
         chosen = [image for image in images if not training or any(not crowd for crowd in image.crowd)]
         self.classes = list(classes)
         self._folder, self._training = folder, training
@@ -145,7 +145,7 @@ class AnnotatedImages(Dataset[dict[str, Any]], abc.ABC):
         height, width = self._sizes[index].tolist()
         if image.shape[-2:] != (height, width):
             found = f"{image.shape[-1]} x {image.shape[-2]}"
-            raise DataError(Problem(str(self.path(index)), f"is {found} pixels, but its annotation says {width} x {height}", hint="either is damaged"))
+            raise DataError(Problem(str(self.path(index)), f"is {found} pixels, but its annotation says {width} x {height}", hint="one of the two is wrong"))
         return image if self._size is None else functional.resize(image, list(self._size), antialias=True)
 
     def _read_all(self) -> list[Tensor]:

@@ -13,7 +13,7 @@ from samewise.runner.errors import ConfigError, DataError, Problem, first_line, 
 
 SPLITS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test", "testing": "test"}
 _ROWS_AT_ONCE = 64
-_EXPECTED = "a folder by save_to_disk, .arrow or .parquet files, a folder of them, or NAME of a data set in the cache of `datasets`"
+_EXPECTED = "a folder written by save_to_disk, .arrow or .parquet files, a folder of them, or NAME of a data set in the cache of `datasets`"
 
 
 def tables(root: str, columns: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -64,8 +64,8 @@ def _place(root: str) -> Path:
         hint = f"dataset.root={versions[0]}"
         words = f"{len(versions)} versions or configurations of it are in the cache"
         raise DataError(Problem("dataset.root", words, root, ", ".join(map(str, versions[:5])), hint))
-    hint = f"where there is a network, once: datasets.load_dataset('{root}').save_to_disk('data'), then dataset.root=data"
-    raise DataError(Problem("dataset.root", "is not there, and is not in the cache of `datasets`", root, _EXPECTED, hint))
+    hint = f"on a machine with a network, run once: datasets.load_dataset('{root}').save_to_disk('data'), then dataset.root=data"
+    raise DataError(Problem("dataset.root", "does not exist, and is not in the cache of `datasets`", root, _EXPECTED, hint))
 
 
 def _files(place: Path) -> dict[str, list[Path]]:
@@ -82,7 +82,7 @@ def _files(place: Path) -> dict[str, list[Path]]:
             words = file.stem.lower().replace("_", "-").split("-")
             found.setdefault(next((SPLITS[word] for word in words if word in SPLITS), "train"), []).append(file)
     if not found:
-        raise DataError(Problem(str(place), "holds no data set", expected=_EXPECTED, hint="set dataset.root=FOLDER"))
+        raise DataError(Problem(str(place), "contains no data set", expected=_EXPECTED, hint="set dataset.root=FOLDER"))
     return found
 
 
@@ -94,7 +94,7 @@ def _saved(state: Path) -> list[Path]:
     try:
         names = [Path(one["filename"]).name for one in json.loads(read_text(state))["_data_files"]]
         if not names or len({*names}) < len(names) or any("\0" in name for name in names):
-            raise ValueError("its files are none, or one twice, or not names of files")
+            raise ValueError("its list of files is empty, names a file twice, or has a name that is not valid")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(Problem(str(state), f"is damaged: {type(error).__name__}: {first_line(error)}", expected="what save_to_disk wrote")) from None
     return [state.parent / name for name in names]
@@ -124,7 +124,7 @@ def _read(file: Path, columns: Mapping[str, str]) -> Any:
     except OSError as error:
         raise DataError(Problem(str(file), f"cannot be read: {error.strerror or first_line(error)}", expected=_EXPECTED)) from None
     except pa.ArrowException as error:
-        raise DataError(Problem(str(file), f"is damaged, or holds no table: {first_line(error)}", expected=_EXPECTED)) from None
+        raise DataError(Problem(str(file), f"is damaged, or contains no table: {first_line(error)}", expected=_EXPECTED)) from None
 
 
 def _rows_at_once(metadata: Any) -> int:

@@ -234,5 +234,5 @@ def _by_torchcodec(path: str | os.PathLike[str], refusal: soundfile.LibsndfileEr
 def _resampler(from_rate: int, to_rate: int) -> torchaudio.transforms.Resample:
     """Keeps its kernel: computing it takes longer than resampling a short file."""
     if min(from_rate, to_rate) < 1:
-        raise ConfigError(Problem("dataset.sample_rate", "is not a rate", to_rate, "a whole number of Hz above 0"))
+        raise ConfigError(Problem("dataset.sample_rate", "is not a valid rate", to_rate, "a whole number of Hz greater than 0"))
     return torchaudio.transforms.Resample(from_rate, to_rate)

@@ -41,7 +41,7 @@ def read_channels(path: str | os.PathLike[str], channels: int) -> Tensor:
         raise
     except (*DAMAGED, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        expected = "an .npy array, or a TIFF, PNG or other image; other TIFFs, of five channels and more in one page say, converted to .npy"
+        expected = "an .npy array, or a TIFF, PNG or other image; convert other TIFFs, such as those with five or more channels in one page, to .npy"
         raise DataError(Problem(name, f"cannot be read as an image: {reason.splitlines()[0] if reason else type(error).__name__}", expected=expected)) from None
     if len(image) != channels:
         there = len(image)
@@ -86,7 +86,7 @@ def _loaded(raw: bytes) -> np.ndarray:
     try:
         return np.load(io.BytesIO(raw), allow_pickle=False)
     except (MemoryError, OverflowError):
-        raise ValueError("its header says more than the file has") from None
+        raise ValueError("the file is shorter than its header says") from None
     except (TypeError, tokenize.TokenError, RecursionError):
         raise ValueError("its header is damaged") from None
 
@@ -102,6 +102,6 @@ def _floats(array: np.ndarray, name: str) -> np.ndarray:
         return array.astype(np.float32) / np.float32(65535)
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
-            raise DataError(Problem(name, "holds values that are not finite", expected="numbers"))
+            raise DataError(Problem(name, "contains values that are not finite", expected="numbers"))
         return np.ascontiguousarray(array, dtype=np.float32)
-    raise DataError(Problem(name, "holds values of a type that is not an image's", str(array.dtype), "uint8, uint16, or floating point"))
+    raise DataError(Problem(name, "contains values of an unsupported type", str(array.dtype), "uint8, uint16, or floating point"))

@@ -11,7 +11,7 @@ def require_known(where: str, labels: Mapping[str, str], classes: Sequence[str])
     """Raise a DataError where a file, by its name, has a label that is not one of the classes."""
     known = set(classes)
     if unknown := next((name for name, label in labels.items() if label not in known), None):
-        raise DataError(Problem(where, f"{unknown} is of an unknown class", labels[unknown], ", ".join(classes[:20]), nearest(labels[unknown], classes)))
+        raise DataError(Problem(where, f"{unknown} belongs to an unknown class", labels[unknown], ", ".join(classes[:20]), nearest(labels[unknown], classes)))
 
 
 def require_count(where: str, classes: Sequence[str], num_classes: int | None, *, of: str = "classes") -> None:

@@ -138,14 +138,14 @@ def unpacked(raw: bytes) -> bytes:
         return raw
     wide, high, bits, colour, _, _, interlaced = struct.unpack("!IIBBBBB", raw[16:29])
     if colour not in _SAMPLES or bits not in (1, 2, 4, 8, 16) or interlaced > 1:
-        raise ValueError("its header is that of no PNG")
+        raise ValueError("its header is not a valid PNG header")
     packed, first, place = list[bytes](), 0, 8
     while place + 12 <= len(raw):
         length, kind = struct.unpack("!I4s", raw[place : place + 8])
         if kind == b"IDAT":
             first = first or place
             if zlib.crc32(raw[place + 4 : place + 8 + length]).to_bytes(4, "big") != raw[place + 8 + length : place + 12 + length]:
-                raise ValueError("its checksum is another")
+                raise ValueError("its checksum does not match")
             packed.append(raw[place + 8 : place + 8 + length])
         elif packed:
             break

@@ -65,7 +65,7 @@ class ImageFiles(Dataset[dict[str, Any]], abc.ABC):
         if mode not in ("rgb", "gray", "channels"):
             raise ConfigError(Problem("mode", "is not a valid image mode", mode, "rgb, gray or channels"))
         if mode == "channels" and (channels is None or channels < 1):
-            raise ConfigError(Problem("channels", "is not a number of channels", channels, "a whole number from 1, with mode: channels"))
+            raise ConfigError(Problem("channels", "is not a valid number of channels", channels, "a whole number from 1, with mode: channels"))
         if cache not in ("none", "memory"):
             raise ConfigError(Problem("cache", "is not a valid cache for images", cache, "none or memory"))
         self.classes = list(classes)

@@ -31,12 +31,12 @@ def in_split(names: Sequence[str], split: str, shares: Mapping[str, float], *, k
         raise ConfigError(Problem("dataset.split", "is not a valid split", split, "train, valid or test"))
     valid, test = float(shares.get("valid", 0.0)), float(shares.get("test", 0.0))
     if set(shares) - {"valid", "test"} or min(valid, test) < 0 or valid + test >= 1:
-        words = "leave nothing to train on, or are none"
-        raise ConfigError(Problem("dataset.shares", words, dict(shares), "{valid: 0.2, test: 0.1}: parts of 1, the rest is train's"))
+        words = "leave nothing to train on, or are not valid shares"
+        raise ConfigError(Problem("dataset.shares", words, dict(shares), "{valid: 0.2, test: 0.1}: parts of 1; the rest is for training"))
     low, high = {"valid": (0.0, valid), "test": (valid, valid + test), "train": (valid + test, 1.0)}[split]
     chosen = [name for name in names if low <= place(name, key) < high]
     if not chosen and split != "test":
-        hint = "set dataset.shares.valid larger, or dataset.key to another text" if split == "valid" else "set dataset.key to another text"
+        hint = "raise dataset.shares.valid, or set dataset.key to another string" if split == "valid" else "set dataset.key to another string"
         raise DataError(Problem(where, f"none of {len(names)} samples belongs to the split {split}", dict(shares), hint=hint))
     return chosen
 

@@ -32,14 +32,14 @@ class Limit:
 
     @property
     def most(self) -> int:
-        """Raises ConfigError where the variable is not a whole number above 0."""
+        """Raises ConfigError where the variable is not a whole number greater than 0."""
         return limit_from(self.variable, self.usual)
 
     def check(self, path: str | os.PathLike[str], count: int) -> None:
         """Raise a DataError that names the file, what it has and how to allow it, where `count` is more."""
         if count > (most := self.most):
             hint = f"if the file is meant to be so large, set the environment variable {self.variable}={count}; decoding it takes memory accordingly"
-            raise DataError(Problem(os.fspath(path), f"has {count:,} {self.what}, more than are decoded", expected=f"at most {most:,}", hint=hint))
+            raise DataError(Problem(os.fspath(path), f"has {count:,} {self.what}, more than the limit", expected=f"at most {most:,}", hint=hint))
 
 
 PIXELS = Limit("SAMEWISE_MAX_PIXELS", 100_000_000, "pixels")
@@ -80,7 +80,7 @@ def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
     try:
         return read_bytes(path).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise DataError(Problem(os.fspath(path), f"is not a text: {error}", expected=f"a text in {encoding.upper()}")) from None
+        raise DataError(Problem(os.fspath(path), f"is not valid text: {error}", expected=f"text in {encoding.upper()}")) from None
 
 
 class Hash(Protocol):
@@ -134,6 +134,6 @@ def list_below(folder: str | os.PathLike[str], extensions: Sequence[str]) -> lis
                     waiting.append(f"{below}{entry.name}/")
     for below, first in sorted(again.items()):
         if any(inside.startswith(first) for inside, _ in found):
-            reason = f"is the same folder as {os.path.join(folder, first)}: its files would be there twice"
+            reason = f"is the same folder as {os.path.join(folder, first)}: its files would be read twice"
             raise DataError(Problem(os.path.join(folder, below.rstrip("/")), reason, hint="remove the link that leads there"))
     return [below + name for below, name in sorted(found)]

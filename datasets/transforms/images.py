@@ -74,7 +74,7 @@ def integers(ends: Tensor) -> Tensor:
 def chance(name: str, value: float) -> float:
     """A probability, checked."""
     if not 0.0 <= value <= 1.0:
-        raise ConfigError(Problem("transforms", f"{name} is not a probability", value, "a number from 0 to 1"))
+        raise ConfigError(Problem("transforms", f"{name} is not a valid probability", value, "a number from 0 to 1"))
     return float(value)
 
 
@@ -82,7 +82,7 @@ def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     """(height, width) of one number for both, or two; checked."""
     numbers = (value, value) if isinstance(value, int) else tuple(value)
     if len(numbers) != 2 or min(numbers) < 0:
-        raise ConfigError(Problem("transforms", f"{name} is not a size", value, "one whole number of pixels, or [height, width]"))
+        raise ConfigError(Problem("transforms", f"{name} is not a valid size", value, "one whole number of pixels, or [height, width]"))
     return numbers
 
 
@@ -90,7 +90,7 @@ def interval(name: str, value: Sequence[float], *, low: float = float("-inf")) -
     """(from, to), checked."""
     numbers = tuple(float(number) for number in value)
     if len(numbers) != 2 or not low <= numbers[0] <= numbers[1]:
-        raise ConfigError(Problem("transforms", f"{name} is not an interval", list(value), "[from, to]"))
+        raise ConfigError(Problem("transforms", f"{name} is not a valid interval", list(value), "[low, high]"))
     return numbers
 
 

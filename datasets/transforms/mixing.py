@@ -112,7 +112,7 @@ class MixUpOrCutMix(Mixing):
 
 def _positive(alpha: float) -> float:
     if alpha <= 0:
-        raise ConfigError(Problem("transforms", "alpha is not positive", alpha, "a number above 0"))
+        raise ConfigError(Problem("transforms", "alpha must be greater than 0", alpha, "a number greater than 0"))
     return float(alpha)
 
 

@@ -44,7 +44,7 @@ class RandomPhotometricDistort(ImageTransform):
         self.factors["saturation"] = interval("saturation", saturation, low=0.0)
         self.hue = interval("hue", hue, low=-0.5)
         if self.hue[1] > 0.5:
-            raise ConfigError(Problem("transforms", "hue is not an interval within [-0.5, 0.5]", list(hue)))
+            raise ConfigError(Problem("transforms", "hue is not a valid interval within [-0.5, 0.5]", list(hue)))
         self.p = chance("p", p)
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ class RandAugment(_Policy):
     def __init__(self, *, num_ops: int = 2, magnitude: int = 9, bins: int = 31, interpolation: str = "nearest", fill: float = 0.0) -> None:
         super().__init__(bins=bins, interpolation=interpolation, fill=fill)
         if not 0 <= magnitude < bins:
-            raise ConfigError(Problem("transforms", "magnitude is not a bin", magnitude, f"0 to {bins - 1}"))
+            raise ConfigError(Problem("transforms", "magnitude is not a valid bin", magnitude, f"0 to {bins - 1}"))
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:

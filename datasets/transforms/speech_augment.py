@@ -35,7 +35,7 @@ class SpecAugment(BatchTransform):
         super().__init__()
         for name, value in (("frequency_masks", frequency_masks), ("max_band", max_band), ("time_masks", time_masks), ("max_stretch", max_stretch)):
             if value < 0:
-                raise ConfigError(Problem("transforms", f"{name} is below 0", value))
+                raise ConfigError(Problem("transforms", f"{name} must be at least 0", value))
         self.frequency_masks = frequency_masks
         self.max_band = max_band
         self.time_masks = time_masks
@@ -69,7 +69,7 @@ class SpeedPerturbation(BatchTransform):
         super().__init__()
         self.factors = tuple(round(100 * factor) for factor in factors)
         if not self.factors or min(self.factors) < 1:
-            raise ConfigError(Problem("transforms", "factors are not speeds", list(factors), "numbers above 0, such as [0.9, 1.0, 1.1]"))
+            raise ConfigError(Problem("transforms", "factors are not valid speeds", list(factors), "numbers greater than 0, such as [0.9, 1.0, 1.1]"))
 
     def draw(self, batch: Batch, size: int) -> dict[str, Tensor]:
         return {"speed": torch.randint(len(self.factors), (size,))}

@@ -222,7 +222,7 @@ def _check(backbone: str, norm: str, trainable_layers: int, weights_backbone: st
     if norm not in ("frozen_batch", "batch", "group"):
         raise ConfigError(Problem("model.norm", "is not a valid norm for the backbone", norm, "frozen_batch, batch or group"))
     if not 0 <= trainable_layers <= 5:
-        raise ConfigError(Problem("model.trainable_layers", "is not a number of layers", trainable_layers, "0 to 5"))
+        raise ConfigError(Problem("model.trainable_layers", "is not a valid number of layers", trainable_layers, "0 to 5"))
     if norm == "group" and (weights_backbone or trainable_layers < 5):
         raise ConfigError(Problem("model.norm", "is only for training from scratch: no pretrained weights use group norm", norm, "frozen_batch or batch"))
     if not stages or list(stages) != sorted(set(stages)) or not 1 <= stages[0] <= stages[-1] <= 4:

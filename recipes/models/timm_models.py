@@ -52,7 +52,9 @@ def timm_model(
         raise ConfigError(Problem("name", "timm has no such model", name, hint=nearest(base, timm.list_models())))
     if tag:
         hint = f"model.name={base} initialise.weights=hf:timm/{name}"
-        raise ConfigError(Problem("name", "names weights as well, which a model's name does not choose", name, f"the name of a model, such as {base}", hint))
+        raise ConfigError(
+            Problem("name", "includes the tag of weights, which a model's name does not choose", name, f"the name of a model, such as {base}", hint)
+        )
     given = dict(settings or {})
     if wrong := next((key for key in given if _OF_WEIGHTS.search(key) or key in _OTHER), None):
         hint = "weights are given by initialise.weights" if _OF_WEIGHTS.search(wrong) else ""
@@ -76,4 +78,4 @@ def timm_model(
 def _checkpoint_problems(name: str, config: Mapping[str, Any]) -> list[Problem]:
     """What of a checkpoint's config.json says that it is of another model."""
     there = str(config.get("architecture", name)).partition(".")[0]
-    return [] if there == name else [Problem("model.name", "is another than the checkpoint's", name, there, f"model.name={there}")]
+    return [] if there == name else [Problem("model.name", "differs from the checkpoint's", name, there, f"model.name={there}")]

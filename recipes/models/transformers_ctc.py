@@ -76,7 +76,7 @@ class TransformersCTC(nn.Module):
             inside = (torch.arange(features.shape[2], device=length.device) < length[:, None]).long()
         frames = int(self.output_lengths(torch.tensor(features.shape[2])))
         if self.training and self.config.apply_spec_augment and self.config.mask_time_prob > 0 and frames <= self.config.mask_time_length:
-            words = f"is not shorter than what the longest recording of a batch gives, {frames} frames"
+            words = f"is too long: the longest recording of a batch gives only {frames} frames"
             hint = "++model.settings.mask_time_prob=0.0 for recordings as short as that"
             raise ConfigError(Problem("model.settings.mask_time_length", words, self.config.mask_time_length, f"less than {frames}", hint))
         hidden = self.get_submodule(self._encoder)(waveforms, attention_mask=inside).last_hidden_state
@@ -98,10 +98,10 @@ class TransformersCTC(nn.Module):
     def checkpoint_problems(self, config: Mapping[str, Any]) -> list[Problem]:
         """What of a checkpoint's config.json would have other numbers computed with the same weights."""
         if config.get("model_type", self._encoder) != self._encoder:
-            return [Problem("model.encoder", "is another than the checkpoint's", self._encoder, str(config["model_type"]))]
+            return [Problem("model.encoder", "differs from the checkpoint's", self._encoder, str(config["model_type"]))]
         plain = {name: list(value) if isinstance(value, tuple) else value for name in COMPUTED_WITH if (value := getattr(self.config, name, None)) is not None}
         return [
-            Problem(f"model.settings.{name}", "is another than the checkpoint's", value, str(config[name]), f"++model.settings.{name}={config[name]}")
+            Problem(f"model.settings.{name}", "differs from the checkpoint's", value, str(config[name]), f"++model.settings.{name}={config[name]}")
             for name, value in plain.items()
             if config.get(name, value) != value
         ]

@@ -81,7 +81,7 @@ class ClassificationScores(Scores):
     def compute(self) -> dict[str, float]:
         """`loss` (nats an image), `accuracy`, `accuracy_top5` where there are more than five classes, and the metrics by name."""
         if not self.count:
-            raise DataError("the split that was evaluated is empty")
+            raise DataError("the evaluated split is empty")
         reported = {"loss": self._loss / self.count}
         for k in self.top_k:
             if k == 1 or k < len(self.confusion):

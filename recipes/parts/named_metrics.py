@@ -61,7 +61,7 @@ class NamedMetrics:
         """The metrics' values by name.
 
         Raises:
-            ConfigError: one comes to several numbers.
+            ConfigError: one gives several numbers.
         """
         found = dict[str, float]()
         for name, metric in self._metrics.items():
@@ -86,5 +86,5 @@ class NamedMetrics:
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, Tensor) or value.numel() != 1:
         form = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(Problem(f"recipe.metrics.{name}", "comes to several numbers", form, "one number", f"recipe.metrics.{name}.average=macro"))
+        raise ConfigError(Problem(f"recipe.metrics.{name}", "gives several numbers", form, "one number", f"recipe.metrics.{name}.average=macro"))
     return float(value)

@@ -16,7 +16,7 @@ KINDS: Final = ("none", "flip", "flip_and_translate")
 def check_kind(kind: str, path: str) -> str:
     """A kind of test-time augmentation, checked."""
     if kind not in KINDS:
-        raise ConfigError(Problem(path, "is not a kind of test-time augmentation", kind, ", ".join(KINDS), nearest(str(kind), KINDS)))
+        raise ConfigError(Problem(path, "is not a valid kind of test-time augmentation", kind, ", ".join(KINDS), nearest(str(kind), KINDS)))
     return kind
 
 

@@ -252,7 +252,9 @@ class _Reading:
         if found != name:
             hint = "" if name == IDENTITY else "`samewise bundle RUN --out FILE` makes one"
             raise ConfigError(
-                Problem(f"{self._file}: {name}", "is not where it should be: this is not a bundle, or it was altered or cut off", found or "nothing", name, hint)
+                Problem(
+                    f"{self._file}: {name}", "is not where it should be: this is not a bundle, or it was altered or cut off", found or "nothing", name, hint
+                )
             )
         raw = bytearray()
         for chunk in read():
@@ -281,7 +283,7 @@ class _Reading:
                 else ""
             )
         if wrong:
-            raise DamagedFile(Problem(f"{self._file}: {MANIFEST}", f"{'is not part of a bundle' if self._agrees else 'was altered'}: {wrong}"))
+            raise DamagedFile(Problem(f"{self._file}: {MANIFEST}", f"{'is not a valid manifest' if self._agrees else 'was altered'}: {wrong}"))
         return names
 
     def _chunks(self, at: int, size: int) -> Iterator[bytes]:

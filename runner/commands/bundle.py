@@ -17,15 +17,16 @@ EXAMPLES = """examples:
   samewise bundle 3f2a --out result.bundle --sign key.pem      and result.bundle.sig, by OpenSSF's model-signing
   openssl ecparam -name prime256v1 -genkey -noout -out key.pem; openssl ec -in key.pem -pubout -out key.pub
 
-The file is a tar archive: the same run gives the same bytes. Its identity, which is printed, is the SHA-256 of its manifest.json, which has that of every other
-part. Not in it: the data, passwords and tokens, and files that look like secrets. Look at what your packages hold before you hand it on: their files go along.
+The file is a tar archive: the same run gives the same bytes. Its identity, which is printed, is the SHA-256 of its manifest.json, which lists that of every
+other part. Not in it: the data, passwords and tokens, and files that look like secrets. Check what your packages contain before you share it: their files are
+included.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a finished run: its folder or name, the start of its fingerprint, or its MLflow run id")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; one that is there is not overwritten")
-    parser.add_argument("--with-weights", action="store_true", help="take the best and the last checkpoint along, not only their digests")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; an existing file is not overwritten")
+    parser.add_argument("--with-weights", action="store_true", help="include the best and the last checkpoint, not only their digests")
     parser.add_argument("--no-data-hashes", action="store_true", help="list the data's files by name and size, without reading them")
     parser.add_argument("--sign", type=Path, metavar="KEY", help="sign it with this private key (elliptic curve, PEM); needs samewise[sign]")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")

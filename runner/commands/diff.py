@@ -130,7 +130,9 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     comparable = len(set(found["digests"])) == 1
     if not comparable:
         one, two = found["digests"]
-        lines.append(f"digests by {one} | {two} cannot be compared: of inputs, gradients and weights nothing is known; batches and losses are compared")
+        lines.append(
+            f"digests by {one} and by {two} cannot be compared, so nothing is known of inputs, gradients and weights; only batches and losses are compared"
+        )
     if parts is None:
         return [*lines, f"the same {'bits' if comparable else 'batches and losses'} in all {found['steps']} common steps"]
     return [*lines, f"diverges at step {parts['step']}: {parts['reason']}" + (f"; first in {parts['layer']}" if parts["layer"] else "")]

@@ -62,5 +62,5 @@ def _state_in(path: Path) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(value.get(name), dict):
             value = value[name]
     if not isinstance(value, dict) or not all(isinstance(item, torch.Tensor) for item in value.values()):
-        raise ConfigError(Problem(str(path), "contains no state_dict", expected="names with tensors"))
+        raise ConfigError(Problem(str(path), "contains no state_dict", expected="a mapping from names to tensors"))
     return value

@@ -123,7 +123,7 @@ def _shared_memory() -> Iterator[Finding]:
     if folder.exists():
         free = shutil.disk_usage(folder).free
         small = free < 512 * 2**20
-        advice = "loader workers hand batches over through it: start the container with --shm-size=2g" if small else ""
+        advice = "loader workers pass batches through it: start the container with --shm-size=2g" if small else ""
         yield Finding("/dev/shm", "remark" if small else "ok", f"{free / 2**20:.0f} MiB free", advice)
 
 

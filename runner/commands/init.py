@@ -29,7 +29,7 @@ what it makes:
   pyproject.toml          [tool.samewise]: the package that configs may name, the folder of configs, the experiment that plain `samewise train` trains
   NAME/data.py, model.py  a data set and a model of your own
   configs/                a choice for each of them, and the experiment `first`
-  .schema/, .vscode/      by which an editor completes and checks the configs; `samewise schema` writes them anew
+  .schema/, .vscode/      by which an editor completes and checks the configs; `samewise schema` writes them again
   tests/, Makefile        `make test` trains a tiny version twice and compares the weights
 
 then:

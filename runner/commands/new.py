@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the experiment's, for `experiment=NAME`")
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to change; of a run only values: KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to change; for a run, values only: KEY=VALUE")
     parser.add_argument(
-        "--from", dest="source", required=True, metavar="RUN|EXPERIMENT", help="an experiment; or a run: its folder, start of fingerprint, MLflow id"
+        "--from",
+        dest="source",
+        required=True,
+        metavar="RUN|EXPERIMENT",
+        help="an experiment; or a run: its folder, the start of its fingerprint, or its MLflow run id",
     )
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     add_project(parser)
@@ -49,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     wanted, words = _wanted(args, project)
     leads = f"yaml-language-server: $schema={os.path.relpath(project.root / '.schema' / 'experiment.json', file.parent)}"
     head = [words, *([leads] if (project.root / ".schema").is_dir() else [])]
-    require_writable("NAME", file.parent, hint="--config-dir FOLDER takes another folder of configs")
+    require_writable("NAME", file.parent, hint="--config-dir FOLDER names another folder of configs")
     text = as_experiment.write(wanted, project=project, head=head)
     as_experiment.put(text, file, wanted, name=args.name, project=project)
     options = [word for name, given in (("--package", args.package), ("--config-dir", args.config_dir)) for one in given for word in (name, one)]
@@ -84,7 +88,7 @@ def _wanted(args: argparse.Namespace, project: Project) -> tuple[Composed, str]:
         return composed, _one_line(f"From the experiment {args.source}", composed.label)
     folder = saved.find(args.source, run_root=args.run_root)
     composed = replace(saved.config_in(folder.config, args.overrides), project=project)
-    trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own of what its config.yaml says")
+    trust.require(folder.config, trust=args.trust, uses="makes an experiment of your own from its config.yaml")
     return composed, _one_line(f"From the run {folder.path.parent.name}/{folder.path.name}", composed.label)
 
 

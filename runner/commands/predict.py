@@ -40,15 +40,17 @@ EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN)
-    help_ = "images, videos or audio files, folders of them, or patterns as 'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
+    help_ = "images, videos or audio files, folders of them, or patterns such as 'photos/*.jpg'; also KEY=VALUE: values to change in the run's config"
     parser.add_argument("files", nargs="+", metavar="FILE", help=help_)
     add_checkpoint(parser)
     parser.add_argument("--weights", metavar="NAME", help="use the weights kept by this callback, such as ema (default: the trained weights)")
     help_ = "a folder for pictures and sounds, or NAME.json or NAME.csv for all predictions in one file; may be repeated (default: RUN/predictions)"
     parser.add_argument("--output", "--out", type=Path, action="append", default=[], metavar="PATH", help=help_)
-    parser.add_argument("--format", choices=["json", "csv", "coco"], help="of that file (default: by its ending); coco: COCO's results, for detection")
-    parser.add_argument("--threshold", type=float, metavar="SCORE", help="leave out boxes, or classes, with a lower score (0 to 1)")
-    help_ = "files that the model takes at once (default: 1). In a batch the last bits of a prediction may differ, and so may random draws"
+    parser.add_argument(
+        "--format", choices=["json", "csv", "coco"], help="the format of that file (default: by its extension); coco: COCO's results, for detection"
+    )
+    parser.add_argument("--threshold", type=float, metavar="SCORE", help="leave out boxes or classes with a lower score (0 to 1)")
+    help_ = "how many files the model takes at once (default: 1). In a batch the last bits of a prediction may differ, and so may random draws"
     parser.add_argument("--batch", type=int, default=1, metavar="N", help=help_)
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     add_trust(parser)
@@ -95,7 +97,7 @@ def _outputs(given: Sequence[Path], form: Form | None) -> tuple[Path | None, lis
     folders = [path for path in given if path not in files]
     if wrong := [one for one in folders if _OF_FILES.fullmatch(one.suffix.lower()) and not one.is_dir()]:
         hint = f"{wrong[0].with_suffix('.csv')} has all predictions in one file; {wrong[0].with_suffix('')} is a folder for pictures and sounds"
-        words = "has a file name extension that is not supported for predictions"
+        words = "has an extension that is not supported for predictions"
         raise ConfigError(Problem("--output", words, str(wrong[0]), "a folder, NAME.csv or NAME.json", hint))
     if len(folders) > 1:
         raise ConfigError(Problem("--output", "takes one folder for pictures", [str(one) for one in folders], "a folder, and files that end in .json or .csv"))

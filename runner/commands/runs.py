@@ -26,9 +26,9 @@ EXAMPLES = """examples:
   samewise runs --sort valid/accuracy --where state=finished     the best first; --sort=-valid/loss: the lowest first
   samewise runs --where name=resnet18_digits --diff              with what their configs differ in
   samewise runs --where 'valid/accuracy>0.9' --where optimizer.lr=0.1 --json      for programs, with all metrics
-  samewise runs --uri http://tracking:5000 --sort valid/accuracy  what an MLflow store has of runs, wherever they were trained
+  samewise runs --uri http://tracking:5000 --sort valid/accuracy  the runs in an MLflow store, wherever they were trained
   samewise runs rm 3f2a 91bc                                     say what would be deleted; --yes deletes it
-  samewise runs gc                                               the same of all that failed; --where chooses among those that failed or were interrupted
+  samewise runs gc                                               the same for all that failed; --where chooses among those that failed or were interrupted
 
 --sort and --where know metrics and settings (seed, optimizer.lr) by their names, and:
   name, run, label, state, step, steps, monitor, value, seconds, changed, reason, folder
@@ -45,9 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("names", nargs="*", metavar="RUN", help=f"for rm: {RUN}")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where the runs are (default: runs)")
-    parser.add_argument("--uri", help="list what this MLflow store has instead (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
+    parser.add_argument("--uri", help="list the runs of this MLflow store instead (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
     parser.add_argument(
-        "--where", action="append", default=[], metavar="CONDITION", help="only those for which it holds: state=failed, 'valid/loss<1' (may be repeated)"
+        "--where", action="append", default=[], metavar="CONDITION", help="only runs that meet this condition: state=failed, 'valid/loss<1' (may be repeated)"
     )
     parser.add_argument("--sort", metavar="KEY", help="by a column or metric, the largest first; --sort=-KEY: the smallest first")
     parser.add_argument("--diff", action="store_true", help="show what differs between their configs, instead of what was overridden")
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([{**one.facts(), **({"differs": differing[one.folder]} if args.diff else {})} for one in found]))
     elif not found:
-        print(f"no runs in {args.uri or args.run_root}" + (" for which this holds" if conditions else ""))
+        print(f"no runs in {args.uri or args.run_root}" + (" that meet these conditions" if conditions else ""))
     else:
         _print(found, differing)
     return 0

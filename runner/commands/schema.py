@@ -15,7 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_project(parser)
     parser.epilog = """\
 Groups, choices, settings and the arguments of all classes that a config may name, those of your own packages that your configs name included:
-write them anew when you have added a class or a choice. An editor with a YAML language server then completes them, and marks unknown keys and
+write them again when you have added a class or a choice. An editor with a YAML language server then completes them, and marks unknown keys and
 wrong types. It takes the schema from a line in the config file:
 
   # yaml-language-server: $schema=../../.schema/model.json        in configs/model/mine.yaml

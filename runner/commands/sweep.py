@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--cancel", action="store_true", help="make its jobs save and stop, and start no more")
     what.add_argument("--list", action="store_true", help="compose, check and print its points without starting any")
     parser.add_argument("--retry-failed", action="store_true", help="also run failed points again")
-    parser.add_argument("--wait", action="store_true", help="stay until the jobs have ended, even if the launcher does not need it")
+    parser.add_argument("--wait", action="store_true", help="wait until the jobs have ended, even if the launcher does not need it")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for sweeps by id (default: runs)")
     parser.add_argument("--json", action="store_true", help="print the points and their results as JSON")
 
@@ -162,10 +162,10 @@ def _cancel(folder: SweepFolder, project: Project) -> int:
             hint = f"run the same command on that machine, or `kill {pid}` on {host}"
             raise ConfigError(Problem(folder.id, f"is being run by process {pid} on {host}", hint=hint))
         os.kill(pid, signal.SIGTERM)
-        print(f"process {pid} was told to stop: its jobs will finish their step and save")
+        print(f"process {pid} was asked to stop: its jobs will finish their step and save")
     elif launcher.detached and (live := _live(folder, launcher)):
         launcher.cancel(live)
-        print(f"{number_of(len(live), 'job')} told to stop: running jobs will finish their step and save")
+        print(f"{number_of(len(live), 'job')} asked to stop: running jobs will finish their step and save")
     else:
         print(f"no job of {folder.id} is running")
     return 0

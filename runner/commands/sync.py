@@ -33,7 +33,7 @@ EXAMPLES = """examples:
   samewise sync 3f2a --log-model                   its model too, for `mlflow models serve`
   samewise sync 3f2a --register digits             and as the next version of the registered model `digits`
 
-What a backend already has is not sent again. Runs that are still training are left to their own sender.
+What a backend already has is not sent again. Runs that are still training send their own metrics.
 Exit codes: 0 everything is there, 1 something could not be sent, 2 the run or the store was not found."""
 
 
@@ -60,9 +60,9 @@ class SyncResult:
             ended = f"; its status was changed from {self.status}" if self.status else ""
             return f"{self.run}: sent {number_of(self.metrics, 'metric')} and {number_of(self.files, 'file')} to {place}{ended}{model}{registered}"
         if self.state == "in_progress":
-            return f"{self.run}: in progress; its own sender sends it{self.error or ''}"
+            return f"{self.run}: in progress; its own process sends it{self.error or ''}"
         if self.state == "ending":
-            return f"{self.run}: training has ended, and its own sender is still sending{self.error or ''}; run the command again when that has finished"
+            return f"{self.run}: training has ended, and its own process is still sending{self.error or ''}; run the command again when that has finished"
         if self.state == "disabled":
             return f"{self.run}: tracking.enabled is false"
         return f"{self.run}: could not be sent: {self.error}"

@@ -26,10 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`."""
     add_overrides(parser)
     add_trust(parser)
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="train what a run's config.yaml says, as it is; overrides then change values of it: KEY=VALUE"
-    )
-    parser.add_argument("--fresh", action="store_true", help="train again, in a folder beside what is there; nothing is deleted")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="train from a run's config.yaml; overrides then change its values: KEY=VALUE")
+    parser.add_argument("--fresh", action="store_true", help="train again, in a new folder beside the existing one; nothing is deleted")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument(
         "-m", "--multirun", action="store_true", help="run a sweep, like `samewise sweep`; several values (a=1,2) start one without this option"
@@ -102,7 +100,7 @@ def _saved(args: argparse.Namespace) -> Composed:
     trust.require(file, trust=args.trust, uses=trust.MAKES)
     root = Path(composed.cfg.run_root)
     if root.is_absolute() and not file.resolve().is_relative_to(root.resolve()) and not any(text.startswith("run_root=") for text in args.overrides):
-        print(f"note: the run was kept below {root}, and this one is kept below runs; run_root={root} keeps it there", file=sys.stderr)
+        print(f"note: the original run is below {root}, but this one is written below runs; add run_root={root} to keep them together", file=sys.stderr)
         OmegaConf.update(composed.cfg, "run_root", "runs")
     OmegaConf.update(composed.cfg, "launcher", None)
     return composed
@@ -114,4 +112,4 @@ def _said_of_several(text: str) -> str:
     meant = f"'{key}=[{value}]'" if "(" not in value else ""
     if re.fullmatch(r"[+-]?\d+,\d+", value):
         meant = f"{text.replace(',', '.')}, or, if it takes a list, {meant}"
-    return f"{text} is a sweep, with a training for each value" + (f"; one training is {meant}" if meant else "")
+    return f"{text} is a sweep, with one training for each value" + (f"; one training is {meant}" if meant else "")

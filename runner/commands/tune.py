@@ -33,9 +33,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="batch_size, loader: steps measured of each setting (3, 20); lr: steps of the test (100)")
     parser.add_argument("--low", type=float, metavar="LR", help="lr: where to begin (default: 1e-6)")
     parser.add_argument("--high", type=float, metavar="LR", help="lr: where to end, if the loss has not diverged before (default: 10)")
-    parser.add_argument("--largest", action="store_true", help="batch_size: go on until memory ends, also where larger batches are no faster (always on CUDA)")
-    parser.add_argument("--memory", type=float, metavar="GB", help="batch_size: the most memory to take (default: on CUDA all, else 0.8 of what is free)")
-    parser.add_argument("--workers", type=int, metavar="N", help="loader: the most workers to try (default: as many as cores)")
+    parser.add_argument(
+        "--largest", action="store_true", help="batch_size: continue until memory runs out, even if larger batches are no faster (always on CUDA)"
+    )
+    parser.add_argument(
+        "--memory", type=float, metavar="GB", help="batch_size: how much memory to use at most (default: on CUDA all, else 0.8 of what is free)"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="loader: how many workers to try at most (default: the number of cores)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write an experiment with what was found: a new file FOLDER/experiment/NAME.yaml")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write curve and figures (default: profiles/NAME/FINGERPRINT; -2, -3, ...)")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
@@ -84,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"suggested: {' '.join(as_overrides(settings))}\n  {found['reason']}")
     if args.what != "loader":
-        print("  another experiment than before, with bits of its own" + ("; a larger batch often wants a higher optimizer.lr" * (args.what == "batch_size")))
+        print("  this makes another experiment, with different bits" + ("; a larger batch often needs a higher optimizer.lr" * (args.what == "batch_size")))
     print(f"written to {out}" + (f"\nexperiment written to {args.write}: {_used(args.write)}" if args.write else ""))
     return 0
 

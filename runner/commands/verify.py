@@ -51,15 +51,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to change in the run's config")
     parser.add_argument("--steps", type=int, help="how many steps to compare (default: all)")
-    audit = "take only parts again, each from one kept checkpoint to the next: N drawn at random (default: 2), or all"
+    audit = "repeat only parts of the training, each from one kept checkpoint to the next: N drawn at random (default: 2), or all"
     parser.add_argument("--audit", nargs="?", const=2, type=_parts, metavar="N|all", help=audit)
-    parser.add_argument("--audit-seed", type=int, metavar="S", help="draws the same parts again (default: drawn afresh, and printed)")
-    parser.add_argument("--coarse", action="store_true", help="end at the first step that differs; else it is taken again to name the first tensor that does")
+    parser.add_argument("--audit-seed", type=int, metavar="S", help="the seed with which the parts are drawn (default: a new one, which is printed)")
+    parser.add_argument(
+        "--coarse", action="store_true", help="stop at the first step that differs; without this, the step is repeated to name the first tensor that differs"
+    )
     parser.add_argument("--anyway", action="store_true", help="train and compare even if the environment would change the bits")
     parser.add_argument("--run-root", type=Path, default=Path("runs"), help="where to look for runs (default: runs)")
     parser.add_argument("--uri", help="take the run from this MLflow store (sqlite:///FILE, http://HOST:5000); MLflow's tokens are sent there")
     parser.add_argument("--project", type=Path, metavar="FOLDER", help="the folder of the pyproject.toml with your own packages (default: the current one)")
-    clients = "run an export with the programs in this folder too, which must be yours (default: docs/examples of samewise's checkout)"
+    clients = "also run an export with the programs in this folder, which must be yours (default: docs/examples of samewise's checkout)"
     parser.add_argument("--clients", type=Path, metavar="FOLDER", help=clients)
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
     if args.steps is not None and args.audit is not None:
-        raise ConfigError(Problem("--steps", "applies to training from the beginning, but --audit repeats parts of a run", args.steps, "one of them"))
+        raise ConfigError(Problem("--steps", "applies to training from the beginning, but --audit repeats parts of a run", args.steps, "one of the two"))
     if Path(args.run, "export.json").is_file():
         return _exported(args)
     with opened(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
@@ -135,15 +137,13 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     unlike = differences(identity(original.whole), identity(composed.whole)) if args.overrides else []
     if args.audit is not None and unlike:
         raise ConfigError(
-            Problem("--audit", "repeats the run as it was, but these overrides change it", ", ".join(path for path, _, _ in unlike), "none of them")
+            Problem("--audit", "repeats the run as it was, but these overrides would change it", ", ".join(path for path, _, _ in unlike), "none of them")
         )
     comparison = verify.Comparison(folder, steps=args.steps, goes_on=args.audit is not None)
     if not comparison.wanted and args.audit is None:
         raise ConfigError(_no_trace(args, folder, traced=bool(original.cfg.trace.every_steps)))
     partings = [*verify.checkpoint_partings(folder), *verify.metric_partings(folder, logged_values(folder.metrics))]
-    altered = [
-        *roots.alterations(folder).get("trace", "").splitlines(),
-    ]
+    altered = roots.alterations(folder).get("trace", "").splitlines()
     recorded = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     project = projects.find(args.project)
     with tempfile.TemporaryDirectory(prefix="samewise-verify-") as temporary:
@@ -155,7 +155,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         said = [*(f"{folder.path}: {one}" for one in altered), *map(str, partings), *missing, *results.unverifiable(recorded, again.environment), *changed]
         verdict: dict[str, Any] = {"same": False, "comparable": True, "run": str(folder.path), "compared": 0, "altered": altered, "parts": None, "said": said}
         if foreign and not args.anyway:
-            said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "use `--anyway` to compare them nevertheless"]
+            said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "add `--anyway` to compare them all the same"]
             return {**verdict, "comparable": False}
         if not args.json:
             print(environment.expectation(recorded, again.environment, foreign, same_code=not changed), flush=True)

@@ -83,7 +83,7 @@ _NEEDLESS = {
     "augment": "transforms=CHOICE says how samples are changed: `samewise list transforms`",
     "test": "leave it out: `samewise eval RUN --split test` measures a trained run",
     "metrics=accuracy": "leave it out: accuracy is computed without being asked for",
-    "resume": "give the same command again: it goes on where it was stopped",
+    "resume": "run the same command again: it resumes where the run was stopped",
 }
 
 

@@ -117,7 +117,7 @@ def _rules(
         elif not isinstance(frozen, bool):
             problems.append(Problem(f"{path}.frozen", "is neither true nor false", frozen, "true or false"))
         elif (until := settings.get("frozen_until", 1)) is True or not isinstance(until, int) or until < 1 or (frozen and "frozen_until" in settings):
-            problems.append(Problem(f"{path}.frozen_until", "is not a valid epoch", until, "a number of epochs from 1, and no frozen: true beside it"))
+            problems.append(Problem(f"{path}.frozen_until", "is not a valid number of epochs", until, "at least 1, and no frozen: true beside it"))
         elif "lr_factor" in settings and not _possible(settings["lr_factor"]):
             problems.append(Problem(f"{path}.lr_factor", "is not a valid factor", settings["lr_factor"], "a number of at least 0"))
         elif "lr" in settings and "lr_factor" in settings:
@@ -147,7 +147,7 @@ def _by_block(rule: Mapping[str, Any], every: Sequence[Named], path: str) -> tup
         expected = "{layer_decay: NUMBER}, the number at least 0 and usually below 1; beside it at most unfreeze_every and blocks"
         raise ConfigError(Problem(path, "is not a layer-wise decay", dict(rule), expected))
     if isinstance(pause, bool) or not isinstance(pause, int) or pause < (1 if "unfreeze_every" in rule else 0):
-        raise ConfigError(Problem(f"{path}.unfreeze_every", "is not a valid epoch", pause, "a number of epochs from 1"))
+        raise ConfigError(Problem(f"{path}.unfreeze_every", "is not a valid number of epochs", pause, "a whole number of at least 1"))
     opened = [opened] if isinstance(opened, str) else list(opened)
     modules = dict.fromkeys(one.name[:place] for one in every for place in range(len(one.name)) if one.name[place] == ".")
     if wrong := [name for name in opened if name not in modules]:

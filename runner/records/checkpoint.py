@@ -179,7 +179,7 @@ def _require_as_large_as_it_is(path: Path) -> None:
     except (zipfile.BadZipFile, ValueError, NotImplementedError):  # of an older form, or damaged: torch says so
         return
     if size > path.stat().st_size:
-        raise pickle.UnpicklingError(f"it is compressed (to {size:,} bytes when unpacked), which torch.save never does; it was not loaded")
+        raise pickle.UnpicklingError(f"it is compressed ({size:,} bytes when unpacked), as torch.save never writes it; it was not loaded")
 
 
 def _require_whole_tensors(found: Any) -> None:

@@ -104,7 +104,7 @@ class _Counted(io.RawIOBase):
             head = head or piece.lstrip()[:1]
             yield piece
         if of_json and head != b"{":
-            raise _taken().refuse("it reports success, but not in the form that an MLflow server does: something else may be answering in its place")
+            raise _taken().refuse("it reports success, but not in the form that an MLflow server uses: something else may be answering in its place")
 
     def be_a_download(self) -> None:
         """The rest goes to a file, and not into memory."""

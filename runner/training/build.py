@@ -215,4 +215,4 @@ def _require_unfreezing(strategy: Strategy, rules: Mapping[str, Any]) -> None:
     found = (f"{name}.{key}" for name, rule in rules.items() if isinstance(rule, Mapping) for key in ("frozen_until", "unfreeze_every") if key in rule)
     if not strategy.unfreezes and (path := next(found, None)):
         hint = "strategy=single or strategy=elastic; or two runs, the second with initialise.weights=run:FIRST"
-        raise ConfigError(Problem(f"param_groups.{path}", f"is not possible with {type(strategy).__name__}", hint=hint))
+        raise ConfigError(Problem(f"param_groups.{path}", f"cannot be used with {type(strategy).__name__}", hint=hint))

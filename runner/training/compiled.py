@@ -93,9 +93,9 @@ def require_possible(cfg: Any, strategy: Any, *, device: torch.device, phases: S
     if settings.mode != "off":
         if not strategy.compiles:
             hint = "strategy=single, elastic or ddp; or compile=off"
-            problems.append(Problem("compile.mode", f"is not possible with {name}, which calls the model in parts", str(settings.mode), hint=hint))
+            problems.append(Problem("compile.mode", f"cannot be used with {name}, which calls the model in parts", str(settings.mode), hint=hint))
         if cfg.activation_checkpointing:
-            message = "is not possible together with compile: Inductor itself decides which activations to keep"
+            message = "cannot be used together with compile: Inductor itself decides which activations to keep"
             problems.append(
                 Problem("activation_checkpointing", message, list(cfg.activation_checkpointing), hint="compile=off, or no activation_checkpointing")
             )

@@ -118,9 +118,9 @@ def test_recordings_of_a_speaker_stay_in_one_split() -> None:
         (lambda root: images(root, "train", num_classes=3), "has 2 classes (night, day); hint: set dataset.num_classes=2"),
         (lambda root: images(root, "train", classes=["night", "noon"]), "has a row of an unknown class"),
         (lambda root: images(root, "train", image="kind"), "column kind holds int"),
-        (lambda root: images(root / "nothing", "train"), "is not there"),
+        (lambda root: images(root / "nothing", "train"), "does not exist"),
         (lambda root: images(_cut(root), "train"), "cannot be read: Expected"),
-        (lambda root: images(_with_script(root), "train"), "holds no data set"),
+        (lambda root: images(_with_script(root), "train"), "contains no data set"),
     ],
 )
 def test_what_is_wrong_is_said(change: Callable[[Path], Any], words: str, tmp_path: Path) -> None:

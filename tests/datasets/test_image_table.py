@@ -73,7 +73,7 @@ def test_what_is_wrong_with_a_table_is_said(root: Path) -> None:
         made(table, label="kidn")
     with pytest.raises(DataError, match=r"has 3 classes \(9, 10, 11\)(.|\n)*dataset\.num_classes=3"):
         made(table, num_classes=4)
-    with pytest.raises(DataError, match=r"is listed in table\.csv and missing, one of"):
+    with pytest.raises(DataError, match=r"is listed in table\.csv but missing, one of"):
         made(table, root=str(root / "photos"))
     with pytest.raises(DataError, match="lists an image twice"):
         made(write(root, "json", [*ROWS, ROWS[0]]))

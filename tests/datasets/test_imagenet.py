@@ -84,7 +84,7 @@ def test_a_development_kit_for_other_images_is_refused(root: Path):
     synsets = np.array([(1, WNIDS[0]), (2, WNIDS[1])], dtype=[("ILSVRC2012_ID", "O"), ("WNID", "O")])
     scipy.io.savemat(kit / "meta.mat", {"synsets": synsets})
     (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n2\n")
-    with pytest.raises(DataError, match=r"knows 2 validation images(.|\n)*6"):
+    with pytest.raises(DataError, match=r"lists 2 validation images(.|\n)*6"):
         ImageNet(root=str(root), split="valid", num_classes=3)
 
 

@@ -81,7 +81,7 @@ def test_the_fingerprint_is_of_the_data_wherever_they_are(root: Path, tmp_path_f
 def test_what_is_wrong_is_said_with_what_to_set(root: Path) -> None:
     with pytest.raises(DataError, match=r"has 2 classes \(cat, dog\)(.|\n)*dataset\.num_classes=2"):
         made(root, num_classes=3)
-    with pytest.raises(DataError, match=r"is of an unknown class(.|\n)*did you mean 'dogs'"):
+    with pytest.raises(DataError, match=r"belongs to an unknown class(.|\n)*did you mean 'dogs'"):
         made(root, classes=["cat", "dogs"])
     with pytest.raises(ConfigError, match=r"\(\?P<label>"):
         made(root, pattern=".+")

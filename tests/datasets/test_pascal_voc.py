@@ -261,7 +261,7 @@ def test_without_lists_what_does_not_fit_together_is_named(folder: Path):
     with pytest.raises(DataError, match=r"x\.1\.xml: has no image x\.1\.jpg"):
         unlisted(folder)
     (folder / "images" / "x1.png").rename(folder / "images" / "x.2.jpg")
-    with pytest.raises(DataError, match=r"x\.2\.(png|jpg): and x\.2\.(png|jpg) belong to one annotation"):
+    with pytest.raises(DataError, match=r"x\.2\.(png|jpg): and x\.2\.(png|jpg) have the same annotation"):
         unlisted(folder)
     with pytest.raises(DataError, match=r"is not a folder of images; hint: set dataset.images_dir=images"):
         PascalVOC(root=str(folder), split="train", shares={"valid": 0.3})

@@ -172,8 +172,8 @@ def test_masks_stay_within_their_sizes():
         (lambda: MFCC(n_mfcc=20), "n_mfcc"),
         (lambda: LogMel(sample_rate=8000, n_fft=128, n_mels=80), "narrower than the spectrum"),
         (lambda: LogMel(sample_rate=8000, f_max=5000.0), "not a valid range"),
-        (lambda: SpeedPerturbation(factors=[]), "not speeds"),
-        (lambda: SpecAugment(max_band=-1), "below 0"),
+        (lambda: SpeedPerturbation(factors=[]), "not valid speeds"),
+        (lambda: SpecAugment(max_band=-1), "must be at least 0"),
         (lambda: Noise(p=2.0), "probability"),
     ],
 )

@@ -185,7 +185,8 @@ def test_the_fingerprint_changes_with_the_data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [({"takes": [9, 5]}, "not an interval"), ({"digits": [0, 2]}, "not an interval"), ({"cache": "disk"}, "not a valid cache")]
+    ("arguments", "message"),
+    [({"takes": [9, 5]}, "not a valid interval"), ({"digits": [0, 2]}, "not a valid interval"), ({"cache": "disk"}, "not a valid cache")],
 )
 def test_wrong_arguments_are_named(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):

@@ -67,5 +67,5 @@ def test_a_recording_that_is_too_short_is_named_once_the_loss_is_known_not_to_be
     assert counts.waits == 0
     assert loss.total.item() == torch.inf
     assert loss.explain is not None
-    with pytest.raises(DataError, match=r"three.wav: its transcript needs 6 frames, and the model gives 5"):
+    with pytest.raises(DataError, match=r"three.wav: its transcript needs 6 frames, but the model gives only 5"):
         loss.explain()

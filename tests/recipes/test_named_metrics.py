@@ -77,7 +77,7 @@ def test_each_evaluation_begins_anew(recipe: Classification) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["metrics=f1", "recipe.metrics.f1.average=none"], "recipe.metrics.f1: comes to several numbers"),
+        (["metrics=f1", "recipe.metrics.f1.average=none"], "recipe.metrics.f1: gives several numbers"),
         (["metrics=f1", "recipe.metrics.f1.num_classes=3"], "recipe.metrics.f1: does not take 10 probabilities"),
         (
             ["+recipe.metrics.accuracy._target_=torchmetrics.classification.MulticlassAccuracy", "+recipe.metrics.accuracy.num_classes=10"],

@@ -201,7 +201,7 @@ def test_a_batch_is_padded_and_spelled():
     ("sample", "message"),
     [
         (utterance("naïve"), "naïve.wav: the transcript has an unknown letter"),
-        ({"waveform": torch.zeros(10), "transcript": 7}, "not a text"),
+        ({"waveform": torch.zeros(10), "transcript": 7}, "not a string"),
         ({"image": torch.zeros(3, 4, 4), "label": 1}, "not an utterance"),
         ((torch.zeros(10), "a"), "not an utterance"),
         ({"waveform": torch.zeros(2, 10), "transcript": "a"}, "not an utterance"),
@@ -214,7 +214,7 @@ def test_a_sample_that_is_no_utterance_is_named(sample, message):
 
 def test_a_transcript_that_does_not_fit_into_its_frames_is_named():
     recipe, scores = SpeechRecognition(letters=LETTERS), torch.randn(1, 29, 5)
-    with pytest.raises(DataError, match=r"three.wav: its transcript needs 6 frames, and the model gives 5"):
+    with pytest.raises(DataError, match=r"three.wav: its transcript needs 6 frames, but the model gives only 5"):
         recipe.loss(Told(scores), heard([5], ["three"]), Phase())
     with pytest.raises(DataError, match=r"three\.wav"):
         recipe.measure(Told(scores), heard([5], ["three"]))

@@ -61,5 +61,5 @@ def test_evaluation_and_prediction_take_the_mean_of_the_logits_and_training_does
 
 
 def test_another_kind_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match=r"(?s)is not a kind of test-time augmentation.*did you mean 'flip'"):
+    with pytest.raises(ConfigError, match=r"(?s)is not a valid kind of test-time augmentation.*did you mean 'flip'"):
         Classification(test_time_augmentation="flips")

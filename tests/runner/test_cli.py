@@ -42,9 +42,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("optimizer.lr=0,1", "a training for each value; one training is optimizer.lr=0.1, or, if it takes a list, 'optimizer.lr=[0,1]'"),
-        ("callbacks=default,ema", "a training for each value; one training is 'callbacks=[default,ema]'"),
-        ("seed=range(2)", "a training for each value\n"),
+        ("optimizer.lr=0,1", "one training for each value; one training is optimizer.lr=0.1, or, if it takes a list, 'optimizer.lr=[0,1]'"),
+        ("callbacks=default,ema", "one training for each value; one training is 'callbacks=[default,ema]'"),
+        ("seed=range(2)", "one training for each value\n"),
     ],
 )
 def test_train_says_that_it_is_a_sweep_before_it_starts_one(samewise: Run, given: str, told: str) -> None:

@@ -158,9 +158,9 @@ def composed(*overrides: str) -> Any:
 @pytest.mark.parametrize(
     ("overrides", "strategy", "path"),
     [
-        ([], FSDP(), "compile.mode: is not possible with FSDP"),
-        ([], Pipeline(split=["layer3"]), "compile.mode: is not possible with Pipeline"),
-        (["activation_checkpointing=[BasicBlock]"], Single(), "activation_checkpointing: is not possible together with compile"),
+        ([], FSDP(), "compile.mode: cannot be used with FSDP"),
+        ([], Pipeline(split=["layer3"]), "compile.mode: cannot be used with Pipeline"),
+        (["activation_checkpointing=[BasicBlock]"], Single(), "activation_checkpointing: cannot be used together with compile"),
         (["reproducibility=portable"], Single(), "compile.mode: compiled code uses its CPU's widest vectors"),
         (["compile.cuda_graphs=true"], Single(), "compile.cuda_graphs: needs a CUDA device"),
         (["compile=off", "compile.cuda_graphs=true"], Single(), "compile.cuda_graphs: needs compiling, which is off"),

@@ -172,7 +172,7 @@ def test_a_regular_expression_needs_no_quotes_of_its_own() -> None:
         ("gpus=2", "gpus", "strategy=ddp strategy.nproc=NUMBER"),
         ("device=cuda:1", "device", "CUDA_VISIBLE_DEVICES=1"),
         ("compile=true", "compile", "did you mean compile=default?"),
-        ("resume=true", "resume", "give the same command again"),
+        ("resume=true", "resume", "run the same command again"),
         ("max_steps=1e4", "max_steps", "write max_steps=10000"),
         ("tracking=mlflow,tensorboard", "tracking", "tracking.report_to=[mlflow,tensorboard]"),
         ("model=resnet18,resnet50", "model", "`samewise sweep` trains each of them"),

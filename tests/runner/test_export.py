@@ -198,7 +198,7 @@ def test_a_planted_fault_of_an_exporter_is_named_with_the_operator_and_its_modul
         plant(folder, fault)
         words = verified(samewise, folder, 1, "--trust")[format]["words"]
         assert f"({kind}{module[fault]}" in words
-        assert ("others than the model's: layer2.1.conv1.weight" in words) == (fault == "weight")
+        assert ("differ from the model's: layer2.1.conv1.weight" in words) == (fault == "weight")
 
 
 @pytest.mark.slow

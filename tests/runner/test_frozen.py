@@ -177,15 +177,15 @@ def test_waiting_that_cannot_be_is_refused_and_such_that_never_ends_is_warned_of
         return build(compose([*TINY, "param_groups=none", *given], project=BARE), BARE, RunFolder(tmp_path))
 
     for rule, message in [
-        ("{match: layer1.*, frozen_until: 0}", r"param_groups.a.frozen_until: is not a valid epoch"),
-        ("{match: layer1.*, frozen_until: 1, frozen: true}", r"param_groups.a.frozen_until: is not a valid epoch"),
+        ("{match: layer1.*, frozen_until: 0}", r"param_groups.a.frozen_until: is not a valid number of epochs"),
+        ("{match: layer1.*, frozen_until: 1, frozen: true}", r"param_groups.a.frozen_until: is not a valid number of epochs"),
         ("{match: '*', frozen_until: 2}", "no parameter is trained in the first 2 epochs"),
     ]:
         with pytest.raises(ConfigError, match=message):
             built(f"+param_groups.a={rule}")
-    with pytest.raises(ConfigError, match="is not possible with DDP"):
+    with pytest.raises(ConfigError, match="cannot be used with DDP"):
         built("+param_groups.a={match: layer1.*, frozen_until: 1}", "strategy=ddp", "strategy.nproc=1")
-    with pytest.raises(ConfigError, match=r"param_groups\.layers\.unfreeze_every: is not possible with DDP"):
+    with pytest.raises(ConfigError, match=r"param_groups\.layers\.unfreeze_every: cannot be used with DDP"):
         built("param_groups=unfreezing_by_blocks", "strategy=ddp", "strategy.nproc=1")
     rules = {"a": {"match": "layer1.*", "frozen_until": 3}, "b": {"match": "layer2.*", "frozen_until": 2}, "c": None}
     assert [problem.path for problem in cautions(rules, steps_per_epoch=4, total_steps=12)] == ["param_groups.a.frozen_until"]

@@ -148,7 +148,7 @@ def test_memory_that_there_is_not_is_told_with_the_argument_that_asks_for_it() -
         instantiate({"_target_": "torch.nn.Linear", "in_features": 10**15, "out_features": 2}, "model", allowed=())
     (problem,) = caught.value.problems
     assert (problem.path, problem.value) == ("model.in_features", 10**15)
-    assert problem.message == "Linear asks for 8e+06 GB of memory at once, which there is not"
+    assert problem.message == "Linear asks for 8e+06 GB of memory at once, which is not available"
 
 
 def test_an_argument_that_a_model_function_passes_on_is_told_with_the_nearest() -> None:

@@ -218,8 +218,8 @@ WRONG = [
     ({"a": {"layer_decay": -0.5}}, "param_groups.a", "layer-wise decay"),
     ({"a": {"layer_decay": 0.5, "lr": 1.0}}, "param_groups.a", "layer-wise decay"),
     ({"a": {"layer_decay": 0.5, "match": "norm"}}, "param_groups.a", "not a rule"),
-    ({"a": {"layer_decay": 0.5, "unfreeze_every": 0}}, "param_groups.a.unfreeze_every", "a number of epochs from 1"),
-    ({"a": {"layer_decay": 0.5, "unfreeze_every": True}}, "param_groups.a.unfreeze_every", "a number of epochs from 1"),
+    ({"a": {"layer_decay": 0.5, "unfreeze_every": 0}}, "param_groups.a.unfreeze_every", "a whole number of at least 1"),
+    ({"a": {"layer_decay": 0.5, "unfreeze_every": True}}, "param_groups.a.unfreeze_every", "a whole number of at least 1"),
     ({"a": {"layer_decay": 0.5, "blocks": ["layer5"]}}, "param_groups.a.blocks", r"did you mean 'layer\d'"),
     ({"a": {"match": "norm", "frozen_statistics": "train"}}, "param_groups.a.frozen_statistics", "does not freeze anything"),
 ]

@@ -203,7 +203,7 @@ def test_out_of_memory_says_what_each_part_takes_and_what_takes_less(here: Path,
     for command in ("train", "check", "profile"):
         done = samewise(command, *greedy)
         assert done.returncode == 2, done.stderr
-        assert "the first step asks for 4.5e+06 GB of memory at once, which there is not. A step takes: weights 9.64 kB, gradients 9.64 kB" in done.stderr
+        assert "the first step asks for 4.5e+06 GB of memory at once, which is not available. A step takes: weights 9.64 kB, gradients 9.64 kB" in done.stderr
         assert "(estimated from 2 samples for 8)" in done.stderr
         assert "batch_size=4, or accumulate=2: half the activations at a time" in done.stderr
     assert not list(here.glob("runs/*/*/summary.json"))

@@ -126,7 +126,7 @@ def test_sync_leaves_a_run_to_its_own_sender(unsent: RunFolder, capsys: pytest.C
 
     with hold(unsent.sending):
         assert main(["sync"]) == 1
-        assert "training has ended, and its own sender is still sending" in capsys.readouterr().out
+        assert "training has ended, and its own process is still sending" in capsys.readouterr().out
         with unsent.hold_lock():
             assert main(["sync"]) == 0
         assert "in progress" in capsys.readouterr().out

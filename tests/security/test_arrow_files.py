@@ -40,7 +40,7 @@ def test_a_text_that_is_repeated_is_counted_each_time(tmp_path: Path, form: str,
 
         parquet.write_table(pa.table({"label": column}), file := tmp_path / "data.parquet")
     assert file.stat().st_size < 2_000_000
-    with pytest.raises(DataError, match=r"bytes, more than are decoded"):
+    with pytest.raises(DataError, match=r"bytes, more than the limit"):
         arrow_rows.tables(str(file), {"label": "label"})
 
 

@@ -228,7 +228,7 @@ def test_a_list_that_is_no_text_is_named(tmp_path: Path) -> None:
     from samewise.datasets.ljspeech import LJSpeech
 
     (tmp_path / "metadata.csv").write_bytes(b"\xff\xfe\x00x")
-    with pytest.raises(DataError, match=r"metadata\.csv: is not a text"):
+    with pytest.raises(DataError, match=r"metadata\.csv: is not valid text"):
         LJSpeech(root=str(tmp_path), split="train", samples=100, context=10)
 
 

@@ -127,7 +127,7 @@ def test_a_received_config_trains_below_runs_and_not_where_its_run_was(samewise,
     shutil.copytree(file.parent, home / "received", symlinks=True)
     done = samewise("train", "--config", home / "received" / "config.yaml", "seed=7")
     assert done.returncode == 0, done.stderr
-    assert f"run_root={theirs} keeps it there" in done.stderr
+    assert f"add run_root={theirs} to keep them together" in done.stderr
     assert sorted(theirs.rglob("*")) == before
     assert len(list(home.glob("runs/one/*"))) == 2
 

@@ -244,7 +244,7 @@ def test_an_empty_answer_is_not_taken_for_metrics_that_were_stored(stranger: Any
     kind.answer = lambda handler: handler.plain(body)
     with quiet_mlflow():
         client = open_client(address)
-        with pytest.raises(MlflowException, match="not in the form that an MLflow server does"):
+        with pytest.raises(MlflowException, match="not in the form that an MLflow server uses"):
             client.log_batch(RUN, metrics=[Metric("loss", 1.0, 0, 1)])
         kind.answer = lambda handler: handler.plain(b" {}")
         client.log_batch(RUN, metrics=[Metric("loss", 1.0, 0, 1)])
