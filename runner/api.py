@@ -116,13 +116,13 @@ def train(*experiment: str | Composed, packages: Sequence[str] = (), config_dirs
         Interrupted: it was asked to stop, and is saved; call again to resume.
     """
     from samewise.runner.config.check import settings_are_sound
-    from samewise.runner.training.prepare import finished, prepare
+    from samewise.runner.training.prepare import finished_summary, prepare
 
     composed = _composed(experiment, packages, config_dirs)
     composed = composed.anew() if fresh else replace(composed)  # with the code of now, where one config is trained twice
     with plain_output():
         if settings_are_sound(composed):
-            if (done := finished(composed)) is not None:
+            if (done := finished_summary(composed)) is not None:
                 return _trained(done, composed, is_new=False)
             set_variables(composed.cfg.reproducibility)
 

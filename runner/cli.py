@@ -12,7 +12,7 @@ from functools import partial
 from typing import NoReturn
 
 from samewise.runner.commands import commands
-from samewise.runner.errors import INTERRUPTED, ConfigError, PeerFailed, Problem, SamewiseError, close, describe, ends_are_told, nearest, traced
+from samewise.runner.errors import INTERRUPTED, ConfigError, PeerFailed, Problem, SamewiseError, close, describe, nearest, report_exits, traceback_of
 from samewise.runner.secrets import plain_output
 
 _INSTEAD = {
@@ -50,7 +50,7 @@ def _say_if_stopped() -> None:
 
 
 @plain_output()
-@ends_are_told()
+@report_exits()
 def main(argv: Sequence[str]) -> int:
     """Run one command.
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         return run()
     except BaseException as error:
         if debug:
-            print(traced(error), end="", file=sys.stderr)
+            print(traceback_of(error), end="", file=sys.stderr)
         return _say(error)
 
 

@@ -229,7 +229,7 @@ def without_heading(said: str) -> str:
     return textwrap.dedent(rest) if rest and first.endswith(":") else re.sub(r"^(error|interrupted): ", "", said)
 
 
-def traced(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
     """The traceback to show: that of the error behind one of ours, where there is one, so that its last frames are those that failed."""
     cause = error.__cause__ if isinstance(error, SamewiseError) else None
     return "".join(traceback.format_exception(cause or error))
@@ -240,7 +240,7 @@ class EndsAtOnce(SystemExit):
 
 
 @contextmanager
-def ends_are_told() -> Generator[None]:
+def report_exits() -> Generator[None]:
     """Have an `os._exit` of Python code within raise `EndsAtOnce`; in another thread, where nothing would come of that, it ends the process as a failure."""
     process, leave = os.getpid(), os._exit
 

@@ -32,7 +32,7 @@ class Precision:
 
     def __init__(self, *, dtype: str = "float32", tf32: bool = False, initial_scale: float = 65536.0, growth_interval: int = 2000) -> None:
         if dtype not in DTYPES:
-            raise ConfigError(Problem("precision.dtype", "unknown number format", dtype, ", ".join(DTYPES), nearest(dtype, DTYPES)))
+            raise ConfigError(Problem("precision.dtype", "unknown dtype", dtype, ", ".join(DTYPES), nearest(dtype, DTYPES)))
         self._dtype = DTYPES[dtype]
         self._tf32 = tf32
         self._initial_scale = initial_scale

@@ -62,7 +62,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
             os.fsync(handle.fileno())
         os.link(temporary, file)  # unlike a rename it replaces nothing
     except FileExistsError:
-        raise taken(file) from None
+        raise already_exists(file) from None
     except OSError as error:
         raise ConfigError(Problem(str(file), f"cannot be written: {error.strerror}", expected="a new file in a folder that you can write to")) from None
     finally:
@@ -70,7 +70,7 @@ def write(file: Path, parts: Mapping[str, Part]) -> str:
     return identity
 
 
-def taken(file: Path) -> ConfigError:
+def already_exists(file: Path) -> ConfigError:
     """That nothing is overwritten."""
     return ConfigError(Problem(str(file), "already exists and is not overwritten", hint="give another name, or move it away"))
 

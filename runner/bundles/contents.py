@@ -17,12 +17,12 @@ from samewise.runner.bundles.archive import CODE, DATA, FACTS, LOCK, OWN, RUN, P
 from samewise.runner.config import saved
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
-from samewise.runner.launchers.snapshot import CONFIGS, collected, settings_text
+from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, settings_text
 from samewise.runner.records import checkpoint, environment, own_code, shapes, sources
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.rerun_comparison import checkpoint_partings, metric_partings
 from samewise.runner.records.roots import alterations
-from samewise.runner.records.verify import checkpoint_partings, metric_partings
 from samewise.runner.secrets import looks_secret, redact, redact_file, redact_values, without_keys
 from samewise.runner.tracking.journal import logged_values
 
@@ -58,7 +58,7 @@ def gather(folder: RunFolder, project: Project, *, with_weights: bool = False, h
         "python": platform.python_version(),
         "packages": list(project.packages),
     }
-    data = {"splits": recorded.get("data", {}), "files": data_files.listed(composed.whole, hashed=hash_data)}
+    data = {"splits": recorded.get("data", {}), "files": data_files.list_files(composed.whole, hashed=hash_data)}
     parts: dict[str, Part] = {FACTS: _json(facts), DATA: _json(data), LOCK: locked.text(pins, platform.python_version()).encode()}
     parts |= {f"{RUN}/{path.name}": _cleaned(path) for path in (folder.config, folder.environment, folder.sources, folder.summary) if path.exists()}
     parts |= {f"{RUN}/{path.name}": path for path in (folder.trace, folder.metrics) if path.exists()}
@@ -102,7 +102,7 @@ def _code(folder: RunFolder, project: Project) -> Iterator[tuple[str, Part]]:
     """Samewise's own files, and the user's: packages, what else the run reaches, config folders."""
     reached = sources.files_in(folder.sources)
     has_configs = False
-    for name, file in sorted(dict(collected(project.packages, project.configs, reached)).items()):
+    for name, file in sorted(dict(collect_sources(project.packages, project.configs, reached)).items()):
         if name.parts[0] == "samewise":
             yield f"{OWN}/{name.as_posix()}", file
             continue

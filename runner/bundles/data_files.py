@@ -18,7 +18,7 @@ _TOLD = 10
 _LARGE = 1 << 30
 
 
-def listed(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Files]:
+def list_files(whole: Mapping[str, Any], *, hashed: bool = True) -> dict[str, Files]:
     """For each setting of the data set that names a place on this machine: the files there, read for their SHA-256 where `hashed`, or a ConfigError."""
     found = dict[str, Files]()
     for key, place in places(whole).items():

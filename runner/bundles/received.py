@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 @contextmanager
-def opened(name: str, *, run_root: Path, uri: str | None = None, trust: bool = False) -> Generator[RunFolder]:
+def open_received(name: str, *, run_root: Path, uri: str | None = None, trust: bool = False) -> Generator[RunFolder]:
     """The run called `name`.
 
     Args:

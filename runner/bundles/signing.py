@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from samewise.runner.bundles.archive import taken
+from samewise.runner.bundles.archive import already_exists
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.records.files import LARGEST
 
@@ -48,7 +48,7 @@ def sign(folder: Path, bundle: Path, key: Path) -> Path:
     """
     file = signature_of(bundle)
     if file.exists():
-        raise taken(file)
+        raise already_exists(file)
     signing: Any = importlib.import_module("model_signing.signing")
     try:
         signer: Any = signing.Config().use_elliptic_key_signer(private_key=key)

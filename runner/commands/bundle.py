@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     for file in (args.out, *([signing.signature_of(args.out)] if args.sign else [])):
         if file.exists():
-            raise archive.taken(file)
+            raise archive.already_exists(file)
     require_writable("--out", args.out, file=True)
     if args.sign:
         signing.require_signer(args.sign)

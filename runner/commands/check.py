@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     found, notes = problems(composed, composed.project), [f"warning: {caution}" for caution in composed.cautions]
     uri = None if composed.problems else composed.tracking_uri
     found += filter(None, [address.problem(uri)]) if uri else []
-    found += [] if composed.problems else backends.problems(backends.reported_to(composed.cfg.tracking))
+    found += [] if composed.problems else backends.problems(backends.backends_of(composed.cfg.tracking))
     if not found and not args.static:
         try:
             from samewise.runner.training.trial import trial

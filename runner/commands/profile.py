@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     out = folder_for(args.out, composed)
     given["asked"]["out"] = str(out)
     placed = replace(composed, place=out)
-    with left_if_filled(out):
+    with remove_if_empty(out):
         if is_rank():
             rank(placed, as_json=args.json, look=lambda: None, check=lambda: None, work=partial(profile.of_rank, given=given))
         elif (wanted := processes(composed)) > 1:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def left_if_filled(out: Path) -> Generator[None]:
+def remove_if_empty(out: Path) -> Generator[None]:
     """Where what happens within fails, take a folder away again that is still empty."""
     try:
         yield

@@ -20,7 +20,7 @@ from samewise.runner.sweep.curves import Cost, cost
 from samewise.runner.sweep.effects import Effect, effects
 from samewise.runner.sweep.results import PointResult, current_results, rank_settings, spread
 from samewise.runner.tracking.address import in_words
-from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
 
 EXAMPLES = """examples:
@@ -126,7 +126,7 @@ def _numbers(value: Any) -> Any:
 def _log(folder: SweepFolder, written: Sequence[Path]) -> None:
     """Keep the report in MLflow too. It is there in the sweep's folder whatever MLflow does."""
     settings = folder.facts["tracking"]
-    if "mlflow" not in reported_to(settings):
+    if "mlflow" not in backends_of(settings):
         return
 
     prepare_environment()

@@ -125,4 +125,4 @@ def _line(args: argparse.Namespace, run: RunFolder, folder: Path) -> list[str]:
 def _compared_here(line: list[str], run: RunFolder) -> int:
     parser = argparse.ArgumentParser()
     verify.configure(parser)
-    return verify.verified(parser.parse_args(line), run)
+    return verify.verify_run(parser.parse_args(line), run)

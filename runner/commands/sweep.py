@@ -23,7 +23,7 @@ from samewise.runner.records.sweep_folder import SweepFolder, below, find
 from samewise.runner.records.trust import is_trusted
 from samewise.runner.sweep.results import PointResult, State, current_results, open_launcher, point_results
 from samewise.runner.tracking.address import without_password
-from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.link import last_trouble
 from samewise.runner.tracking.progress import is_behind
 
@@ -94,13 +94,13 @@ def _require_trust(folder: SweepFolder, args: argparse.Namespace) -> None:
 
 def _named(args: argparse.Namespace) -> SweepFolder:
     """The sweep whose id, folder or overrides were given."""
-    from samewise.runner.sweep.carried_out import opened
+    from samewise.runner.sweep.carried_out import open_sweep
 
     if len(args.overrides) == 1 and "=" not in args.overrides[0]:
         return find(args.overrides[0], run_root=args.run_root)
     if not args.overrides:
         raise _unnamed()
-    _, folder, _, _ = opened(args.overrides, project_from(args))
+    _, folder, _, _ = open_sweep(args.overrides, project_from(args))
     return find(str(folder.path), run_root=args.run_root)
 
 
@@ -194,7 +194,7 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
 def _tell_what_is_not_sent(folder: SweepFolder, found: Sequence[PointResult]) -> None:
     """One line of the runs that MLflow has not all of: each of them said so in a log of its own."""
     facts = folder.facts
-    runs = [RunFolder(Path(one.point.folder)) for one in found] if "mlflow" in reported_to(facts["tracking"]) else []
+    runs = [RunFolder(Path(one.point.folder)) for one in found] if "mlflow" in backends_of(facts["tracking"]) else []
     if behind := [run for run in runs if is_behind(run)]:
         why = next(filter(None, (last_trouble(run.path) for run in behind)), "")
         words = f"warning: not everything of {len(behind)} of {len(runs)} runs has reached {without_password(str(facts['tracking']['uri']))} yet{why}"

@@ -19,7 +19,7 @@ from samewise.runner.records.found import RUN
 from samewise.runner.records.trust import is_trusted, require
 from samewise.runner.tracking import progress
 from samewise.runner.tracking.address import check_uri, in_words, sqlite_file
-from samewise.runner.tracking.backends import TITLES, RunGone, problems, reported_to
+from samewise.runner.tracking.backends import TITLES, RunGone, backends_of, problems
 from samewise.runner.tracking.copies import open_backend
 from samewise.runner.tracking.link import last_trouble
 from samewise.runner.tracking.sender import prepare_environment
@@ -114,7 +114,7 @@ def _send(folder: RunFolder, args: argparse.Namespace) -> Iterator[SyncResult]:
         if not settings["enabled"] and not (args.runs and given):
             yield SyncResult(name, "disabled")
             return
-        backends = given or reported_to(settings)
+        backends = given or backends_of(settings)
         if args.log_model or args.register:
             if "mlflow" not in backends:
                 hint = "add --to mlflow"

@@ -15,7 +15,7 @@ from samewise.runner.commands.sweep import start
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import trust
 from samewise.runner.records.summary import print_summary
-from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.progress import is_behind
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     ready = prepare(composed, as_json=args.json, debug=args.debug)
     if isinstance(ready, Mapping):
         print_summary(ready, composed.folder, uri=composed.tracking_uri, as_json=args.json, fresh=False)
-        if "mlflow" in reported_to(composed.cfg.tracking) and is_behind(composed.folder):
+        if "mlflow" in backends_of(composed.cfg.tracking) and is_behind(composed.folder):
             print(f"warning: not everything of it has reached MLflow yet; run `samewise sync {composed.folder.path}` to send the rest", file=sys.stderr)
     elif ready is not None:
         from samewise.runner.training.loop import fit

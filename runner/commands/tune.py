@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samewise.runner.commands import add_overrides, compose_arguments, project_from
-from samewise.runner.commands.profile import folder_for, left_if_filled, ready
+from samewise.runner.commands.profile import folder_for, ready, remove_if_empty
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records.files import require_writable
@@ -72,10 +72,10 @@ def run(args: argparse.Namespace) -> int:
     if not alone and (is_rank() or processes(composed) > 1):
         hint = "strategy=single replicas=1; batch_size is then that of each process"
         raise ConfigError(Problem("strategy", f"`tune {args.what}` measures a single process", composed.cfg.strategy.get("nproc"), hint=hint))
-    from samewise.runner.measuring.profile import rehearsed
+    from samewise.runner.measuring.profile import rehearse
 
     out = folder_for(args.out, composed)
-    with left_if_filled(out), rehearsed(composed, alone=alone) as run:
+    with remove_if_empty(out), rehearse(composed, alone=alone) as run:
         found, settings = _FINDERS[args.what](args, run, out)
     (out / f"{args.what}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     from samewise.runner.measuring.trying import as_overrides

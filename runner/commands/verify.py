@@ -24,7 +24,7 @@ from samewise.runner.tracking.journal import logged_values, read_entries
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.config.project import Project
-    from samewise.runner.records.verify import Comparison, Parting
+    from samewise.runner.records.rerun_comparison import Comparison, Parting
     from samewise.runner.training.audit import Segment
     from samewise.runner.training.run import Run
 
@@ -77,7 +77,7 @@ def _parts(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from samewise.runner.bundles.received import opened
+    from samewise.runner.bundles.received import open_received
 
     if args.steps is not None and args.steps < 1:
         raise ConfigError(Problem("--steps", "is too small", args.steps, "at least 1"))
@@ -85,20 +85,20 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(Problem("--steps", "applies to training from the beginning, but --audit repeats parts of a run", args.steps, "one of the two"))
     if Path(args.run, "export.json").is_file():
         return _exported(args)
-    with opened(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
-        return verified(args, folder)
+    with open_received(args.run, run_root=args.run_root, uri=args.uri, trust=args.trust) as folder:
+        return verify_run(args, folder)
 
 
 def _exported(args: argparse.Namespace) -> int:
     """Hold an export's files against its test vectors."""
     keep_compiled_code_apart()
-    from samewise.runner.exports.folder import verify
+    from samewise.runner.exports.folder import run_test_vectors
 
     if args.overrides or args.steps or args.audit is not None:
         raise ConfigError(Problem("verify", "an export is verified by its test vectors: nothing is trained", expected="samewise verify FOLDER"))
     if args.clients and not args.clients.is_dir():
         raise ConfigError(Problem("--clients", "is not a folder", str(args.clients), "a copy of docs/examples, with the programs that you have built"))
-    found = verify(Path(args.run), trusted=args.trust, **({"examples": args.clients} if args.clients else {}))
+    found = run_test_vectors(Path(args.run), trusted=args.trust, **({"examples": args.clients} if args.clients else {}))
     if args.json:
         print(json.dumps({"same": all(one.same for one in found), "formats": [asdict(one) for one in found]}))
     else:
@@ -108,7 +108,7 @@ def _exported(args: argparse.Namespace) -> int:
     return 1 if any(one.sound is False for one in found) else 0
 
 
-def verified(args: argparse.Namespace, folder: RunFolder) -> int:
+def verify_run(args: argparse.Namespace, folder: RunFolder) -> int:
     """Train a run again and print what comes of it; the command's exit code."""
     from samewise.runner.config import saved
 
@@ -128,7 +128,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
     from samewise.runner.config import saved
     from samewise.runner.config.fingerprint import identity
     from samewise.runner.config.tree import differences
-    from samewise.runner.records import environment, roots, sources, verify
+    from samewise.runner.records import environment, rerun_comparison, roots, sources
     from samewise.runner.records.trace import STAGES
     from samewise.runner.training import results
     from samewise.runner.training.build import build
@@ -139,10 +139,10 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         raise ConfigError(
             Problem("--audit", "repeats the run as it was, but these overrides would change it", ", ".join(path for path, _, _ in unlike), "none of them")
         )
-    comparison = verify.Comparison(folder, steps=args.steps, goes_on=args.audit is not None)
+    comparison = rerun_comparison.Comparison(folder, steps=args.steps, goes_on=args.audit is not None)
     if not comparison.wanted and args.audit is None:
         raise ConfigError(_no_trace(args, folder, traced=bool(original.cfg.trace.every_steps)))
-    partings = [*verify.checkpoint_partings(folder), *verify.metric_partings(folder, logged_values(folder.metrics))]
+    partings = [*rerun_comparison.checkpoint_partings(folder), *rerun_comparison.metric_partings(folder, logged_values(folder.metrics))]
     altered = roots.alterations(folder).get("trace", "").splitlines()
     recorded = read_json(folder.environment, shapes.ENVIRONMENT) or {}
     project = projects.find(args.project)
@@ -196,7 +196,7 @@ def _told(folder: RunFolder) -> list[tuple[int, str, float]]:
 
 def _trained(again: Run, comparison: Comparison, folder: RunFolder, steps: int | None, partings: list[Parting]) -> list[str]:
     """Train all of it again, or so many steps; what came of it, in words. What was found is added to `partings`."""
-    from samewise.runner.records.verify import Parted
+    from samewise.runner.records.rerun_comparison import Parted
     from samewise.runner.training.loop import fit
     from samewise.runner.training.results import MEASURED, artifact_partings, logged_partings, not_logged, summary_partings
 

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from samewise.runner.config import header, monitors, other_choice
 from samewise.runner.config import overrides as faults
 from samewise.runner.config.file_faults import is_choice, problem_in_file
-from samewise.runner.config.fingerprint import combined, fingerprint_of, is_outside, reached
+from samewise.runner.config.fingerprint import combine, fingerprint_of, is_outside, reached_code
 from samewise.runner.config.loader import choices_in, chooses_several, config_loader, faults_in_files, groups, root_config, set_for_hydra, without_hydra
 from samewise.runner.config.origins import located
 from samewise.runner.config.override_text import read_overrides
@@ -84,12 +84,12 @@ class Composed:
     @cached_property
     def code(self) -> Code:
         """The user's own code that the config reaches, as it was when first asked for."""
-        return reached(self.whole, self.project.packages)
+        return reached_code(self.whole, self.project.packages)
 
     @cached_property
     def fingerprint(self) -> str:
         """The identity's sha256, in hexadecimal."""
-        return combined(fingerprint_of(self.whole), self.code.files)
+        return combine(fingerprint_of(self.whole), self.code.files)
 
     @cached_property
     def folder(self) -> RunFolder:
@@ -174,7 +174,7 @@ def _settle_taken(cfg: DictConfig, key: str) -> list[Problem]:
         if isinstance(given, str) and given.startswith("run:"):
             OmegaConf.update(cfg, key, str(checkpoint_of(given.removeprefix("run:"), run_root=Path(cfg.run_root).expanduser())))
         elif isinstance(given, str) and given.startswith(hugging_face.PREFIX) and key == "initialise.weights":
-            OmegaConf.update(cfg, key, hugging_face.settled(given))
+            OmegaConf.update(cfg, key, hugging_face.settle_commit(given))
     except ConfigError as error:
         return [replace(one, path=key if one.path == "RUN" else one.path) for one in error.problems]
     return []

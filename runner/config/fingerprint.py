@@ -74,7 +74,7 @@ def fingerprint_of(whole: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def combined(config: str, code: Mapping[str, Any]) -> str:
+def combine(config: str, code: Mapping[str, Any]) -> str:
     """An experiment's fingerprint: its config's where that reaches no code of the user's, else of both."""
     text = json.dumps({"config": config, "code": code}, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest() if code else config
@@ -85,7 +85,7 @@ def targets(whole: Mapping[str, Any]) -> list[str]:
     return sorted({value for path, value in flat(without(dict(whole), OUTSIDE)) if path.rpartition(".")[2] == "_target_" and isinstance(value, str)})
 
 
-def reached(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.Code:
+def reached_code(whole: Mapping[str, Any], packages: Sequence[str]) -> sources.Code:
     """The user's own code that a plain config reaches by way of these packages."""
     own = [name for name in targets(whole) if any(name.startswith(f"{package}.") for package in packages)]
     return sources.reach(own, packages, follows=lambda name: name.partition(".")[0] != "samewise")

@@ -25,7 +25,7 @@ from samewise.runner.config.library_data import LIBRARIES, PACKAGES, made_within
 from samewise.runner.config.slots import REFUSED, describe_kinds, packages_at, place_of, returned_by, takes, within
 from samewise.runner.config.tree import plain
 from samewise.runner.errors import ConfigError, Problem, SamewiseError, ends_process, in_short, memory_asked_for, nearest, raised_at
-from samewise.runner.processes.memory import bounded
+from samewise.runner.processes.memory import refuse_too_much_memory
 
 _INSTEAD = {
     "torch.hub.load": "it downloads a repository and runs its code: have a function in a package of yours call it, `def net(...) -> nn.Module:`, "
@@ -83,7 +83,7 @@ def _build(node: Mapping[str, Any], path: str, allowed: Sequence[str], extra: Ma
     if is_own:  # the user's own code, which may know better
         return call(made, path, *positional, **named)
     try:
-        with bounded():
+        with refuse_too_much_memory():
             return call(made, path, *positional, **named)
     except MemoryError as error:
         raise ConfigError(_failure(made, path, error, named)) from error

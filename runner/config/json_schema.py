@@ -73,7 +73,7 @@ class Writer:
         self.packages = project.packages
         self.problems = list[Problem]()
         self.choices = {group: choices_of(group, project=project) for group in groups(loader)}
-        found = slots.known()
+        found = slots.known_slots()
         self.places: dict[str, Members] = {place: {one: names for (of, one), names in found.items() if of == kind} for place, kind in slots.KINDS.items()}
         self.parts: Members = {one: names for (kind, one), names in found.items() if any(kind in kinds for kinds in slots.PARTS.values())}
         self.facts = dict[str, set[str]]()

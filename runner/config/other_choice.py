@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from samewise.runner.config.annotations import names_taken
-from samewise.runner.config.fingerprint import is_outside, reached
+from samewise.runner.config.fingerprint import is_outside, reached_code
 from samewise.runner.config.instantiate import SPECIAL, locate
 from samewise.runner.config.loader import ROOT
 from samewise.runner.config.origins import FileValue, values_in, values_of
@@ -174,7 +174,7 @@ def _takes(node: Mapping[str, Any], path: str, key: str, cfg: DictConfig, projec
     except ConfigError:
         return True
     if within(str(node["_target_"]), project.packages):
-        sources.note_imported(reached(cast(dict[str, Any], plain(cfg)), project.packages))
+        sources.note_imported(reached_code(cast(dict[str, Any], plain(cfg)), project.packages))
     return names is None or key in names
 
 

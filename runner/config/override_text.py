@@ -39,7 +39,7 @@ def read_overrides(given: Sequence[str]) -> tuple[list[Override], list[Problem]]
     """The overrides that can be read and name one point, and a problem for each other one."""
     parser = OverridesParser.create()
     good, problems = list[Override](), list[Problem]()
-    given, split = torn(given, parser)
+    given, split = take_out_split(given, parser)
     problems += split
     for text in given:
         if text.startswith("="):
@@ -79,7 +79,7 @@ def one_of_several(group: str, names: Any) -> Problem | None:
     return Problem(group, "takes one choice, not a list of several", names, "one choice", hint)
 
 
-def torn(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
+def take_out_split(given: Sequence[str], parser: OverridesParser) -> tuple[list[str], list[Problem]]:
     """The overrides less those that a shell has split at the spaces of a list (`metrics=[f1, auroc]`, `seed=1, 2`), and a problem for each of these."""
     rest, whole, problems = list(given), list[str](), list[Problem]()
     while rest:

@@ -154,7 +154,7 @@ def describe_kinds(path: str) -> str:
     return " or ".join(dict.fromkeys(kind.words for kind in kinds_at(path))) or "no component"
 
 
-def known() -> dict[tuple[Kind, Any], list[str]]:
+def known_slots() -> dict[tuple[Kind, Any], list[str]]:
     """Everything that a config can have called, less what the user's packages hold, by kind: all its names, the shortest first."""
     found = dict[tuple[Kind, Any], list[str]]()
     for kind in dict.fromkeys((*KINDS.values(), *(kind for parts in PARTS.values() for kind in parts))):
@@ -170,7 +170,7 @@ def reachable() -> dict[str, tuple[str, str]]:
     """The same by name: its kind and `class`, or what a function returns."""
     return {
         names[0]: (kind.words, "class" if isinstance(one, type) else f"returns {getattr(returned_by(one), '__name__', '')}")
-        for (kind, one), names in known().items()
+        for (kind, one), names in known_slots().items()
     }
 
 

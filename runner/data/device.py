@@ -23,17 +23,17 @@ def mover(device: torch.device, *, channels_last: bool) -> Callable[[Batch], Bat
         memory_format = torch.channels_last if channels_last and tensor.dim() == 4 else torch.preserve_format
         return tensor.to(device, non_blocking=True, memory_format=memory_format)
 
-    return partial(mapped, move)
+    return partial(map_tensors, move)
 
 
-def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """A batch with its tensors changed: in lists, tuples and dicts, of which it may hold some."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
-        return type(value)(mapped(change, item) for item in value)
+        return type(value)(map_tensors(change, item) for item in value)
     if isinstance(value, dict):
-        return {name: mapped(change, item) for name, item in value.items()}
+        return {name: map_tensors(change, item) for name, item in value.items()}
     return value
 
 
@@ -48,14 +48,14 @@ class Ahead:
     def send(self, batch: Batch) -> Callable[[], Batch]:
         """Begin to copy, and give what gives the batch on the device: whoever computes with it is started once it is there. The host waits for nothing."""
         with torch.cuda.stream(self._stream):
-            moved = self._move(mapped(Tensor.pin_memory, batch) if self._pin else batch)
+            moved = self._move(map_tensors(Tensor.pin_memory, batch) if self._pin else batch)
             arrived = torch.cuda.Event()
             arrived.record(self._stream)
 
         def take() -> Batch:
             at_work = torch.cuda.current_stream(self._device)
             at_work.wait_event(arrived)
-            return mapped(lambda tensor: _used_on(tensor, at_work), moved)
+            return map_tensors(lambda tensor: _used_on(tensor, at_work), moved)
 
         return take
 

@@ -16,7 +16,7 @@ from samewise.runner.exports import clients, formats
 from samewise.runner.exports.call import Call
 from samewise.runner.exports.card import card
 from samewise.runner.exports.compared import difference
-from samewise.runner.exports.runtimes import Runtime, Truth, tried, tried_in
+from samewise.runner.exports.runtimes import Runtime, Truth, try_client, try_runtime
 from samewise.runner.processes.memory import free_memory
 from samewise.runner.records import trust
 from samewise.runner.records.digest import tensor_bytes
@@ -90,7 +90,7 @@ def write(
             words = f"{apart.output} differs by {apart.relative:.2g} of its largest number" if apart else "the same bits"
             found.append(Runtime(name, f"{words}; {loss}", same=apart is None, sound=True, apart=apart))
             continue
-        held = tried(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
+        held = try_runtime(form, folder / form.file, Truth(call.inputs, call.outputs, weights, numbers), tolerance)
         if held.sound is False:
             words = f"was not exported: {held.words}"
             hint = f"the file is left at {folder / form.file} for inspection; --tolerance accepts a larger error"
@@ -120,7 +120,7 @@ def write(
     return found
 
 
-def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:
+def run_test_vectors(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) -> list[Runtime]:
     """Run the vectors of an export in every runtime that is here.
 
     Args:
@@ -148,14 +148,14 @@ def verify(folder: Path, *, trusted: bool, examples: Path = clients.EXAMPLES) ->
             continue
         held_to, tolerance = (truth, said["tolerance"]) if form.is_exact else (_as_written(form, truth, vectors), STEP)
         if not (altered := _is_altered(path, said["files"])):
-            held = tried(form, path, held_to, tolerance)
+            held = try_runtime(form, path, held_to, tolerance)
             since = "" if form.is_exact or held.sound is None else "compared with its results at export: "
             found.append(replace(held, words=since + held.words))
-            found += [tried_in(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
+            found += [try_client(one, examples, folder, outputs, said["tolerance"]) for one in clients.CLIENTS if one.format == form.name]
         elif not trusted:  # what export.json vouches for is another file
             found.append(Runtime(form.name, f"{altered}, so it is only run with --trust"))
         else:
-            held = tried(form, path, held_to, tolerance)
+            held = try_runtime(form, path, held_to, tolerance)
             found.append(replace(held, words=f"{altered}; {held.words}", same=False, sound=False))
     return found
 

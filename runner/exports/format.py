@@ -82,6 +82,6 @@ def graph_of(program: torch.export.ExportedProgram) -> fx.GraphModule:
     return graph
 
 
-def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a `Function`, by the names of the model within it."""
     return {name.removeprefix("model."): tensor.detach() for name, tensor in state.items() if name.startswith("model.")}

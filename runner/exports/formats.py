@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from samewise.runner.errors import ConfigError, Problem, first_line
 from samewise.runner.exports.call import Call
-from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrapped
+from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrap
 from samewise.runner.exports.onnx_formats import Onnx, OnnxInt8
 from samewise.runner.exports.operators import Operator, of_program
 from samewise.runner.training.compiled import keep_headers_apart
@@ -45,7 +45,7 @@ class Pt2(Format):
         return sorted({str(node.target) for node in _loaded(path).graph.nodes if isinstance(node.target, OpOverload)})  # others are sums of sizes
 
     def weights(self, path: Path) -> dict[str, Tensor]:
-        return unwrapped(_loaded(path).state_dict)
+        return unwrap(_loaded(path).state_dict)
 
 
 class Aoti(Format):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from samewise.runner.exports.call import Call
-from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrapped
-from samewise.runner.exports.operators import Operator, kept, own_name
+from samewise.runner.exports.format import Format, Run, graph_of, program_of, unwrap
+from samewise.runner.exports.operators import Operator, own_name, sample_of
 
 
 class Onnx(Format):
@@ -50,7 +50,7 @@ class Onnx(Format):
                     asked[output] = Operator(name, node.op_type, own_name(str(scopes[max(len(scopes) - 2, 0)])), torch.empty(0))
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in own)
         found = self._session(model.SerializeToString())(inputs)
-        return [replace(one, numbers=kept(found[name])) for name, one in asked.items()]
+        return [replace(one, numbers=sample_of(found[name])) for name, one in asked.items()]
 
     def kinds(self, path: Path) -> list[str]:
         import onnx  # pyright: ignore[reportMissingImports]
@@ -79,7 +79,7 @@ class Onnx(Format):
         from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
         held = onnx.load(str(path)).graph.initializer  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        return unwrapped({one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+        return unwrap({one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in held})  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
 
 
 class OnnxInt8(Onnx):
@@ -141,7 +141,7 @@ class OnnxInt8(Onnx):
 
         held = {one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in onnx.load(str(path)).graph.initializer}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
         found = dict[str, tuple[Tensor, Tensor]]()
-        for name, weight in unwrapped(held).items():
+        for name, weight in unwrap(held).items():
             scale, zero = held.get(f"model.{name.removesuffix('_quantized')}_scale"), held.get(f"model.{name.removesuffix('_quantized')}_zero_point")
             if name.endswith("_quantized") and scale is not None and zero is not None:
                 first = (-1, *[1] * (weight.dim() - 1))  # a scale for each channel of the first dimension, or one for all

@@ -26,7 +26,7 @@ class Operator:
         name: As the exported program calls its result.
         kind: What it does, as the file calls it: `aten.conv2d.default`, `Conv`.
         module: The name of the module that it belongs to; empty where that is the model itself, or not known.
-        numbers: Of its result: `kept`.
+        numbers: Of its result: `sample_of`.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Operator:
         return f"{self.name} ({self.kind}{f' in {self.module}' if self.module else ''})"
 
 
-def kept(result: Tensor) -> Tensor:
+def sample_of(result: Tensor) -> Tensor:
     """Some numbers of a tensor, evenly spaced: [at most `KEPT`]. Complex ones are pairs of real ones, as ONNX has them."""
     flat = (torch.view_as_real(result) if result.is_complex() else result).detach().reshape(-1)
     return flat[torch.linspace(0, flat.numel() - 1, min(flat.numel(), KEPT), dtype=torch.float64).long()].clone()
@@ -55,7 +55,7 @@ class _Listener(fx.Interpreter):
         result = super().run_node(n)
         if n.op == "call_function" and isinstance(result, Tensor) and result.numel():
             modules = [str(path) for path, _ in (n.meta.get("nn_module_stack") or {}).values()]
-            self.heard.append(Operator(n.name, str(n.target), own_name(modules[-1] if modules else ""), kept(result)))
+            self.heard.append(Operator(n.name, str(n.target), own_name(modules[-1] if modules else ""), sample_of(result)))
         return result
 
 

@@ -50,7 +50,7 @@ class Truth:
     operators: Mapping[str, Tensor]
 
 
-def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> Runtime:
+def try_runtime(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> Runtime:
     """Run a file in Python."""
     if not path.exists():
         return Runtime(form.name, f"{path.name} is missing")
@@ -78,7 +78,7 @@ def tried(form: formats.Format, path: Path, truth: Truth, tolerance: float) -> R
     return Runtime(form.name, words, same=apart is None, sound=sound, apart=apart, first=first, seconds=seconds)
 
 
-def tried_in(client: clients.Client, examples: Path, export: Path, outputs: Mapping[str, Tensor], tolerance: float) -> Runtime:
+def try_client(client: clients.Client, examples: Path, export: Path, outputs: Mapping[str, Tensor], tolerance: float) -> Runtime:
     """Run an export in another language."""
     try:
         found = clients.run(client, examples, export, list(outputs))

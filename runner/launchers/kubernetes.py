@@ -27,7 +27,7 @@ from samewise.runner.launchers import kubernetes_manifest as manifest
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.kubernetes_status import Cluster
 from samewise.runner.launchers.snapshot import snapshot, variables
-from samewise.runner.launchers.submission import Submitted, grouped, newest, next_file, too_small
+from samewise.runner.launchers.submission import Submitted, group_jobs, newest, next_file, too_small
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -138,7 +138,7 @@ class Kubernetes(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
         code = snapshot(self._sweep)
-        for needs, some in grouped(jobs, self._needs, _LONGEST):
+        for needs, some in group_jobs(jobs, self._needs, _LONGEST):
             self._submit(some, needs, code)
 
     def look(self, numbers: Iterable[int]) -> dict[int, Seen]:

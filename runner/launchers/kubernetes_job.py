@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from samewise.runner.errors import INTERRUPTED
-from samewise.runner.launchers.submission import Submitted, unexplained
+from samewise.runner.launchers.submission import Submitted, unexplained_exit
 from samewise.runner.secrets import plain_output
 
 _EVERY_S = 1.0
@@ -44,7 +44,7 @@ class Pod:
         if code == -signal.SIGTERM and self._is_told and not has_said:
             code = INTERRUPTED  # before it could hear
         elif code and not has_said:
-            self._sweep.note(self._number, ended=time.time(), exit_code=code, said=unexplained(code))
+            self._sweep.note(self._number, ended=time.time(), exit_code=code, said=unexplained_exit(code))
         print(self._sweep.word(self._number).get("said") or f"ended with exit code {code}")
         if code == INTERRUPTED and self._is_over():
             return 0

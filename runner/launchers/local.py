@@ -13,7 +13,7 @@ from typing import final
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.parent import JobParent
-from samewise.runner.launchers.submission import unexplained
+from samewise.runner.launchers.submission import unexplained_exit
 from samewise.runner.processes.memory import require_few
 from samewise.runner.processes.this_process import ENDS_WITH_LAUNCHER
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -89,7 +89,7 @@ class Local(Launcher):
             if number in ended:
                 self._shares.pop(number, None)
                 self._alone.pop(number, None)
-                found[number] = Seen(Standing.gone, unexplained(ended[number]) if ended[number] < 0 else "")
+                found[number] = Seen(Standing.gone, unexplained_exit(ended[number]) if ended[number] < 0 else "")
             else:
                 found[number] = Seen(Standing.running if number in self._shares else Standing.gone)
         return found

@@ -24,7 +24,7 @@ from typing import final
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.launchers.base import Job, Launcher, Seen, Standing
 from samewise.runner.launchers.snapshot import snapshot, variables
-from samewise.runner.launchers.submission import call, grouped, last_line, newest, next_file, pieces, too_small
+from samewise.runner.launchers.submission import call, group_jobs, last_line, newest, next_file, pieces, too_small
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, write_json
 from samewise.runner.records.sweep_folder import SweepFolder
@@ -117,7 +117,7 @@ class Slurm(Launcher):
     def submit(self, jobs: Sequence[Job]) -> None:
         (self._home / "cancelled").mkdir(parents=True, exist_ok=True)
         code = snapshot(self._sweep)
-        for needs, some in grouped(jobs, self._needs, self._longest()):
+        for needs, some in group_jobs(jobs, self._needs, self._longest()):
             self._submit(some, needs, code)
 
     def look(self, numbers: Iterable[int]) -> dict[int, Seen]:

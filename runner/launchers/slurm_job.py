@@ -21,7 +21,7 @@ from types import FrameType
 
 from samewise.runner.errors import INTERRUPTED
 from samewise.runner.launchers import job
-from samewise.runner.launchers.submission import Submitted, unexplained
+from samewise.runner.launchers.submission import Submitted, unexplained_exit
 from samewise.runner.processes.sealed import SECRET, new_secret
 
 _EVERY_S = 1.0
@@ -53,7 +53,8 @@ class Batch:
                 return self._leave("scontrol", "requeue", self._id, code=code)
             print("requeued too often; launcher.requeues sets the limit", file=sys.stderr)
         elif code and not told:
-            self._sweep.note(self._job.number, ended=time.time(), exit_code=code, said=unexplained(128 - code if code - 128 in set(signal.Signals) else code))
+            said = unexplained_exit(128 - code if code - 128 in set(signal.Signals) else code)
+            self._sweep.note(self._job.number, ended=time.time(), exit_code=code, said=said)
         return code
 
     def _train(self) -> int:

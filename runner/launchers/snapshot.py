@@ -31,7 +31,7 @@ def snapshot(sweep: SweepFolder) -> Path:
         The folder with the copy, one for each state of the code.
     """
     packages, configs = sweep.facts.get("packages", ()), sweep.facts.get("configs", ())
-    found = collected(packages, [Path(folder) for folder in configs], sources.files_in(sweep.sources))
+    found = collect_sources(packages, [Path(folder) for folder in configs], sources.files_in(sweep.sources))
     settings = settings_text(packages, has_configs=bool(configs))
     target = sweep.path.absolute() / "code" / _digest(found, settings)
     if not target.is_dir():
@@ -49,7 +49,7 @@ def snapshot(sweep: SweepFolder) -> Path:
     return target
 
 
-def collected(packages: Sequence[str], configs: Sequence[Path], reached: Iterable[str]) -> list[tuple[Path, Path]]:
+def collect_sources(packages: Sequence[str], configs: Sequence[Path], reached: Iterable[str]) -> list[tuple[Path, Path]]:
     """The files of which such a copy is made, each with its place in it."""
     import samewise
 

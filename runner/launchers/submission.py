@@ -73,7 +73,7 @@ def next_file(home: Path) -> Path:
     return home / f"{number:04d}.json"
 
 
-def grouped(jobs: Sequence[Job], needs: Callable[[Job], K], longest: int) -> Iterator[tuple[K, Sequence[Job]]]:
+def group_jobs(jobs: Sequence[Job], needs: Callable[[Job], K], longest: int) -> Iterator[tuple[K, Sequence[Job]]]:
     """The jobs that need the same, together, at most `longest` of them."""
     alike = dict[K, list[Job]]()
     for job in jobs:
@@ -104,6 +104,6 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def unexplained(code: int) -> str:
+def unexplained_exit(code: int) -> str:
     """How a run's process ended that has left no word; a signal as a negative number."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} without giving a reason"

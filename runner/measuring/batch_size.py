@@ -67,7 +67,7 @@ def find(run: Run, *, steps: int, largest: bool, memory: int | None, tell: Calla
     """
     trial, unit = Trial(run), run.micro_batches
     most = run.plan.samples
-    bound = memory if memory is not None or run.strategy.device.type == "cuda" else taken() + round(_SHARE * free_memory())
+    bound = memory if memory is not None or run.strategy.device.type == "cuda" else memory_in_use() + round(_SHARE * free_memory())
     tried = dict[int, Size]()
 
     def attempt(size: int) -> Size:
@@ -133,12 +133,12 @@ def _tried(run: Run, trial: Trial, size: int, steps: int) -> Size:
         if not asked:
             raise
         traceback.clear_frames(error.__traceback__)
-        return Size(size, None, taken(), asked)
+        return Size(size, None, memory_in_use(), asked)
     finally:
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
-    return Size(size, 1000 * median(took[1:]), torch.cuda.max_memory_allocated() if cuda else taken())
+    return Size(size, 1000 * median(took[1:]), torch.cuda.max_memory_allocated() if cuda else memory_in_use())
 
 
 def _refused(size: int, tried: dict[int, Size], bound: int | None) -> Size | None:
@@ -153,6 +153,6 @@ def _refused(size: int, tried: dict[int, Size], bound: int | None) -> Size | Non
     return Size(size, None, expected, f"would take {in_words(expected)}, more than the bound of {in_words(bound)}")
 
 
-def taken() -> int:
+def memory_in_use() -> int:
     """The most bytes of memory that this process has had so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

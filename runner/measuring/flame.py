@@ -36,7 +36,7 @@ def write(trace: Path, file: Path) -> None:
     """Draw a Chrome trace (`.json.gz`)."""
     with gzip.open(trace, "rt", encoding="utf-8") as handle:
         events = json.load(handle)["traceEvents"]
-    file.write_text(drawn(frames(events)), encoding="utf-8")
+    file.write_text(draw(frames(events)), encoding="utf-8")
 
 
 def frames(events: Sequence[Mapping[str, Any]]) -> list[Frame]:
@@ -74,7 +74,7 @@ def _begun(root: Frame) -> Frame:
     return Frame(root.name, "", sum(one.us for one in inner), 1, {(one.kind, one.name): one for one in inner})
 
 
-def drawn(threads: Sequence[Frame]) -> str:
+def draw(threads: Sequence[Frame]) -> str:
     """The SVG. A frame's title, which browsers show under the pointer, has its time and share."""
     whole = max((one.us for one in threads), default=0.0) or 1.0
     rows, top = list[str](), 24

@@ -22,7 +22,7 @@ from samewise.runner.errors import ConfigError, Problem, SamewiseError, first_li
 from samewise.runner.measuring import flame
 from samewise.runner.measuring.advice import advise
 from samewise.runner.measuring.ranges import Clock, by_part, samples_timed, timed_batches, with_clock
-from samewise.runner.measuring.told import tell
+from samewise.runner.measuring.report import print_report
 from samewise.runner.records.files import write_json
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking.tracker import Tracker
@@ -47,7 +47,7 @@ class Scope:
 
 
 @contextmanager
-def rehearsed(composed: Composed, *, alone: bool = False) -> Generator[Run]:
+def rehearse(composed: Composed, *, alone: bool = False) -> Generator[Run]:
     """The run of a config, built in a folder that is gone afterwards, its journal and trace open as if it trained.
 
     Raises:
@@ -83,7 +83,7 @@ def rehearsed(composed: Composed, *, alone: bool = False) -> Generator[Run]:
             run.strategy.end()
 
 
-def profiled(composed: Composed, asked: Scope) -> dict[str, Any]:
+def take_profile(composed: Composed, asked: Scope) -> dict[str, Any]:
     """Measure a config's training, in this process and those of its other ranks, and write the profile.
 
     Returns:
@@ -93,7 +93,7 @@ def profiled(composed: Composed, asked: Scope) -> dict[str, Any]:
         ConfigError: the experiment has too few steps, or cannot be trained.
     """
     out = Path(asked.out)
-    with rehearsed(composed) as run:
+    with rehearse(composed) as run:
         apart = 2 if run.strategy.device.type == "cuda" else 1
         fewest = _WARM + apart + asked.traced
         if run.total_steps < fewest:
@@ -211,9 +211,9 @@ def _snapshot(device: torch.device, file: Path) -> Generator[None]:
 
 def of_rank(composed: Composed, given: Mapping[str, Any]) -> None:
     """What each rank does of `samewise profile`; the first prints what was found."""
-    found = profiled(composed, Scope(**given["asked"]))
+    found = take_profile(composed, Scope(**given["asked"]))
     if "files" in found:
-        tell(found, given)
+        print_report(found, given)
 
 
 if __name__ == "__main__":

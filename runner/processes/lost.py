@@ -22,7 +22,7 @@ def is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and not isinstance(error, SamewiseError) and bool(_CONNECTION.search(str(error)))
 
 
-def lost(when: str) -> PeerFailed:
+def peer_lost(when: str) -> PeerFailed:
     """Names the ranks of this machine whose processes are gone; of another machine's nothing is known here."""
     end = time.monotonic() + 1.0  # a process that ends closes its connections first
     while not (gone := [rank for rank, (place, process) in places.items() if place == here() and _is_gone(process)]) and time.monotonic() < end:
@@ -45,9 +45,9 @@ def _is_gone(process: str) -> bool:
         return os.path.exists("/proc/self/stat")  # elsewhere than on Linux nothing is known
 
 
-def explained(error: BaseException) -> BaseException:
+def explain(error: BaseException) -> BaseException:
     """The error; a lost connection in words, where no run was there yet to explain it."""
-    return lost("before the training began") if is_lost_connection(error) else error
+    return peer_lost("before the training began") if is_lost_connection(error) else error
 
 
 def ranks_in_words(numbers: Sequence[int]) -> str:

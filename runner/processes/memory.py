@@ -32,7 +32,7 @@ def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 @contextmanager
-def bounded() -> Generator[None]:
+def refuse_too_much_memory() -> Generator[None]:
     """Refuse memory that there is not (a MemoryError, or an allocator's own): else the kernel kills this process, or one that has done nothing.
 
     By Linux's RLIMIT_DATA, which counts what a process can write and shares with no other. Elsewhere nothing is bound.

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from samewise.runner.errors import PeerFailed, Problem, SamewiseError, TrainingError
-from samewise.runner.processes.lost import TIMEOUT, is_lost_connection, lost, ranks_in_words
+from samewise.runner.processes.lost import TIMEOUT, is_lost_connection, peer_lost, ranks_in_words
 from samewise.runner.processes.meeting import announce, first_failure
 from samewise.runner.processes.sealed import seal, unseal
 
@@ -161,7 +161,7 @@ class Processes(Peers):
         culprit = first_failure(self._store, wait_s=2.0)
         if culprit:
             return PeerFailed(Problem(f"rank {self.rank}", f"stopped, because {culprit}"))
-        return lost(f"while {self.doing} at step {step}")
+        return peer_lost(f"while {self.doing} at step {step}")
 
     def _waited_in_vain(self, step: int) -> SamewiseError:
         """Every rank that has waited too long leaves word of where; those that leave none are the ones waited for."""

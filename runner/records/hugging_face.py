@@ -28,7 +28,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _FILE = re.compile(r"[\w-][\w.-]*\.safetensors", re.ASCII)
 
 
-def settled(weights: str) -> str:
+def settle_commit(weights: str) -> str:
     """`hf:OWNER/NAME@COMMIT`, of `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` as it is in the cache now; a ConfigError where it is not there."""
     return f"{weights.partition('@')[0]}@{snapshot(weights).name}"
 

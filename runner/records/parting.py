@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from samewise.runner.records.digest import XXH3, combine, tensor_digests
-from samewise.runner.records.trace import STAGES, shortened
+from samewise.runner.records.trace import STAGES, shorten
 
 
 def first_parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any], *, stages: Collection[str] = tuple(STAGES)) -> tuple[str, str] | None:
@@ -27,7 +27,7 @@ def altered_weights(head: Mapping[str, Any], line: Mapping[str, Any], state: Map
     if f"{combine(numbers):016x}" == line["weights"]:
         return None
     there = line.get("layers", {}).get("weights", "")
-    return _first_layer(list(state), there, shortened(numbers), backward=False) if len(there) == 8 * len(numbers) else ""
+    return _first_layer(list(state), there, shorten(numbers), backward=False) if len(there) == 8 * len(numbers) else ""
 
 
 def _first_layer(names: Sequence[str], first: str, second: str, *, backward: bool) -> str:

@@ -136,7 +136,7 @@ class Trace:
             "chain": f"{self._chain:016x}",
         }
         if self._layers_every and step % self._layers_every == 0:
-            line["layers"] = {"gradients": shortened(gradients), "weights": shortened(weights)}
+            line["layers"] = {"gradients": shorten(gradients), "weights": shorten(weights)}
         self._last = line
         self._lines.append(f"{_ENCODE(line)}\n".encode())
         if time.monotonic() >= self._write_at:
@@ -218,7 +218,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     return line if not misfit(line, (shapes.TRACE_LINE, shapes.TRACE_HEAD)) else None
 
 
-def shortened(numbers: Sequence[int]) -> str:
+def shorten(numbers: Sequence[int]) -> str:
     """32 bits of each digest, in hexadecimal: enough to see which layer differs."""
     return pack(f">{len(numbers)}I", *(number & 0xFFFFFFFF for number in numbers)).hex()
 

@@ -55,7 +55,7 @@ def make_ready(asked: Sequence[str], project: Project, *, run_root: Path, trust:
         ConfigError: what is wrong with it.
     """
     given, named = _overrides(asked, run_root=run_root, trust=trust)
-    space, folder, shared, composer = opened(given, project)
+    space, folder, shared, composer = open_sweep(given, project)
     if shared.code.files and not folder.made_by.exists():
         _tell_of_earlier(space, folder, shared, composer, named)
     if named is not None and named.path.resolve() != folder.path.resolve():
@@ -132,7 +132,7 @@ def carry_out(ready: Ready, *, wait: bool, retry_failed: bool) -> bool:
     return True
 
 
-def opened(given: Sequence[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:
+def open_sweep(given: Sequence[str], project: Project) -> tuple[Space, SweepFolder, Composed, Composer]:
     """The space, the folder and the shared config of overrides, and what composes their points."""
     space, composer = read_space(given, project=project), Composer(project)
     name, shared = identity(space, composer)

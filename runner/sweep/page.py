@@ -18,7 +18,7 @@ from samewise.runner.sweep.curves import Cost
 from samewise.runner.sweep.effects import Effect
 from samewise.runner.sweep.plots import curves_plot, effects_plot, objectives_plot, seeds_plot
 from samewise.runner.sweep.results import PointResult, State
-from samewise.runner.sweep.rows import Row, columns, cost_in_words, counted, effect_rows, front_rows, point_rows, setting_rows
+from samewise.runner.sweep.rows import Row, columns, cost_in_words, count_points, effect_rows, front_rows, point_rows, setting_rows
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222; }
@@ -74,7 +74,7 @@ def _drawn(plot: Callable[..., str], *given: Any) -> str:
 
 def _head(folder: SweepFolder, found: Sequence[PointResult], spent: Cost, pages: Pages | None) -> str:
     lines = [f"<h1>{html.escape(folder.id)}</h1>", f"<p><code>samewise sweep {html.escape(shlex.join(folder.facts['overrides']))}</code></p>"]
-    lines.append(f"<p>{number_of(len(found), 'point')}: {counted(found)}. {cost_in_words(spent)}.</p>")
+    lines.append(f"<p>{number_of(len(found), 'point')}: {count_points(found)}. {cost_in_words(spent)}.</p>")
     if pages:
         opens = f" (after <code>{html.escape(pages.opens)}</code>)" if pages.opens else ""
         links = f'<a href="{html.escape(pages.compare)}">side by side</a>, <a href="{html.escape(pages.table)}">in the table of runs</a>'

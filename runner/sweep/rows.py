@@ -30,7 +30,7 @@ def setting_rows(found: Sequence[PointResult], *, exact: bool = False) -> list[R
             few = " (2 seeds: too few)" if total.count == 2 else ""
             interval = {"95 % from": low, "95 % to": high} if exact else {"95 % interval": f"{low} to {high}{few}" if low else ""}
             row |= {"std": show(total.deviation), **interval, "seeds": total.count}
-        row["state"] = setting[0].state.value if len(setting) == 1 and not exact else counted(setting)
+        row["state"] = setting[0].state.value if len(setting) == 1 and not exact else count_points(setting)
         seconds = sum(one.seconds for one in setting)
         rows.append({**row, **({"training s": f"{seconds:.1f}"} if exact else {"time": clock(seconds)})})
     return rows
@@ -83,7 +83,7 @@ def columns(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def counted(found: Iterable[PointResult]) -> str:
+def count_points(found: Iterable[PointResult]) -> str:
     """How many stand where: `3 finished, 1 failed`."""
     return ", ".join(f"{count} {state}" for state, count in Counter(one.state.value for one in found).items())
 

@@ -14,7 +14,7 @@ from samewise.runner.records.sweep_folder import SweepFolder, label, short
 from samewise.runner.sweep.comparison import pages
 from samewise.runner.sweep.effects import Effect
 from samewise.runner.sweep.results import PointResult, State, rank_settings
-from samewise.runner.sweep.rows import Row, columns, counted, effect_facts, number, setting_rows
+from samewise.runner.sweep.rows import Row, columns, count_points, effect_facts, number, setting_rows
 
 _MOST = 30
 
@@ -45,7 +45,7 @@ def as_plain_values(one: PointResult) -> dict[str, Any]:
 def print_settings(folder: SweepFolder, found: Sequence[PointResult], *, more: str = "") -> None:
     """The settings, the best first: the monitored metric's mean over seeds, its spread and confidence interval; and the command that says `more`."""
     console = _console()
-    console.print(f"{folder.id}: {counted(found)}")
+    console.print(f"{folder.id}: {count_points(found)}")
     if not found:
         return
     console.print(_table(setting_rows(found)[:_MOST], right=(found[0].point.monitor, "std", "95 % interval", "seeds", "time")))
@@ -86,7 +86,7 @@ def print_effects(effects: Sequence[Effect]) -> None:
 def print_points(folder: SweepFolder, found: Sequence[PointResult], *, held: tuple[int, str] | None) -> None:
     """Every point and where it stands."""
     console = _console()
-    console.print(f"{folder.id}: {counted(found)}".rstrip(" :"))
+    console.print(f"{folder.id}: {count_points(found)}".rstrip(" :"))
     if held:
         console.print(f"run by process {held[0]} on {held[1]}")
     if not found:

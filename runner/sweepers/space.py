@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from samewise.runner.config.loader import config_loader
-from samewise.runner.config.override_text import torn, unreadable
+from samewise.runner.config.override_text import take_out_split, unreadable
 from samewise.runner.config.project import Project
 from samewise.runner.errors import ConfigError, Problem
 
@@ -135,7 +135,7 @@ def read_space(given: Sequence[str], *, project: Project) -> Space:
     """
     parser = OverridesParser.create(config_loader=config_loader(project))
     parts = list[str | Dimension]()
-    given, problems = torn(given, parser)
+    given, problems = take_out_split(given, parser)
     for text in given:
         try:
             (override,) = parser.parse_overrides([text])

@@ -46,7 +46,7 @@ class Backend(Protocol):
         ...
 
 
-def reported_to(settings: Mapping[str, Any]) -> list[str]:
+def backends_of(settings: Mapping[str, Any]) -> list[str]:
     """The backends of a run's `tracking`: none where it is off, MLflow where an older config does not say."""
     named = settings.get("report_to")
     return [] if not settings["enabled"] else ["mlflow"] if named is None else list(named)

@@ -141,7 +141,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def waited(link: Link, seconds: float) -> bool:
+def wait_for(link: Link, seconds: float) -> bool:
     """`Link.wait`, which Ctrl-C ends."""
     began = time.monotonic()
     try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.locks import hold
 from samewise.runner.secrets import plain_output
-from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.copies import Copy
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def run(folder: RunFolder, settings: dict[str, Any], lifeline: Lifeline, trainer
         0: everything was sent; 1: not.
     """
     sampler = _sampler(folder, trainer) if settings["log_system"] else None
-    copies = [Copy(name, folder, settings) for name in reported_to(settings)]
+    copies = [Copy(name, folder, settings) for name in backends_of(settings)]
     wait = 0.0
     ended_at = since if lifeline.ended(0.0) else None
     while True:

@@ -16,7 +16,7 @@ from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.tracking import link
 from samewise.runner.tracking.address import REFUSED, check_uri, sqlite_file, without_password
-from samewise.runner.tracking.backends import TITLES, problems, reported_to
+from samewise.runner.tracking.backends import TITLES, backends_of, problems
 from samewise.runner.tracking.journal import Journal
 
 _LOG = logging.getLogger("samewise.tracking")
@@ -101,9 +101,9 @@ class WithSender(Tracker):
         super().finish(status)
         self._revive()
         sender = self._sender
-        if sender is None or not sender.tell_end() or not link.waited(sender, float(self._settings["flush_timeout_s"])):
+        if sender is None or not sender.tell_end() or not link.wait_for(sender, float(self._settings["flush_timeout_s"])):
             words = "not everything has reached %s yet%s; run `samewise sync %s` to send the rest"
-            names = [without_password(self._settings["uri"]) if name == "mlflow" else TITLES[name] for name in reported_to(self._settings)]
+            names = [without_password(self._settings["uri"]) if name == "mlflow" else TITLES[name] for name in backends_of(self._settings)]
             _LOG.warning(words, " and ".join(names), link.last_trouble(self.folder.path, since=self._log_began), self.folder.path)
 
     def run_id(self) -> str | None:
@@ -125,7 +125,7 @@ def open_tracker(folder: RunFolder, settings: DictConfig, *, resume_step: int | 
     Raises:
         ConfigError: `tracking.report_to` or `tracking.uri` is not possible here, or the store's folder cannot be made.
     """
-    backends = reported_to(cast(Mapping[str, Any], settings))
+    backends = backends_of(cast(Mapping[str, Any], settings))
     if not backends:
         return Tracker(folder, resume_step=resume_step)
     plain: Any = OmegaConf.to_container(settings, resolve=True)

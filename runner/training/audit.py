@@ -13,9 +13,9 @@ from samewise.runner.errors import CheckpointError
 from samewise.runner.records import checkpoint
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.rerun_comparison import Comparison, Parting
 from samewise.runner.records.states import state_differences
 from samewise.runner.records.trace import STAGES
-from samewise.runner.records.verify import Comparison, Parting
 from samewise.runner.tracking.journal import logged_values
 from samewise.runner.tracking.tracker import Tracker
 from samewise.runner.training.due import at_end

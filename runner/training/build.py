@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from samewise.runner.config.check import unread
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import reached, targets
+from samewise.runner.config.fingerprint import reached_code, targets
 from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.config.tree import plain
@@ -105,7 +105,7 @@ def build(composed: Composed, project: Project, folder: RunFolder, *, alone: boo
     )
     kept = _plain(cfg.checkpoint)
     modes = {name: str(mode) for name, mode in {cfg.evaluate.monitor: cfg.evaluate.mode, **cfg.evaluate.also}.items()}
-    code = composed.code if composed.code.files else reached(composed.whole, project.packages)
+    code = composed.code if composed.code.files else reached_code(composed.whole, project.packages)
     run = Run(
         composed=composed,
         environment=environment.record(

@@ -27,8 +27,8 @@ from samewise.runner.config import compose
 from samewise.runner.config.check.machine import require_few_in_all
 from samewise.runner.config.compose import Composed
 from samewise.runner.config.project import Project
-from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, describe, traced, without_heading
-from samewise.runner.processes.lost import explained
+from samewise.runner.errors import ConfigError, PeerFailed, Problem, SamewiseError, TrainingError, describe, traceback_of, without_heading
+from samewise.runner.processes.lost import explain
 from samewise.runner.processes.sealed import seal, unseal
 from samewise.runner.processes.this_process import end_with_parent
 from samewise.runner.records import sources
@@ -144,7 +144,7 @@ def rank(
         else:
             summary = done if done is not None else fit(build(composed, composed.project, composed.folder))
     except BaseException as raised:
-        error = explained(raised)
+        error = explain(raised)
         told_by_another = not announce(error)
         linger()
         if told_by_another:
@@ -209,7 +209,7 @@ def main(handed: Path, work: Callable[..., None] | None = None) -> int:
         code, said = describe(error)
         if isinstance(error, PeerFailed):
             return code
-        write_json(handed / f"rank-{number}.json", {"exit_code": code, "said": said, "traceback": traced(error)})
+        write_json(handed / f"rank-{number}.json", {"exit_code": code, "said": said, "traceback": traceback_of(error)})
         return code
 
 

@@ -38,14 +38,14 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
     project = composed.project
     sound = settings_are_sound(composed)
     if sound and not is_rank():
-        done = finished(composed)
+        done = finished_summary(composed)
         if done is not None:
             return done
     if sound:
         variables.prepare(composed.cfg.reproducibility)  # environment variables, before anything imports torch
     if is_rank():
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `run_agent` does
-        return rank(composed, as_json=as_json, look=partial(finished, composed), check=partial(_checked, composed))
+        return rank(composed, as_json=as_json, look=partial(finished_summary, composed), check=partial(_checked, composed))
     _checked(composed)
     wanted = processes(composed)
     if wanted > 1:
@@ -56,7 +56,7 @@ def prepare(composed: Composed, *, as_json: bool = False, debug: bool = False) -
     return build(composed, project, composed.folder)
 
 
-def finished(composed: Composed) -> dict[str, Any] | None:
+def finished_summary(composed: Composed) -> dict[str, Any] | None:
     """The summary of a run that is done. None if it is damaged, which is said, or if run_root is not a folder, which `check` reports.
 
     Raises:

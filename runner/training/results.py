@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from samewise.runner.config.compose import Composed
-from samewise.runner.config.fingerprint import combined, fingerprint_of
+from samewise.runner.config.fingerprint import combine, fingerprint_of
 from samewise.runner.config.tree import differences
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.rerun_comparison import Parting
 from samewise.runner.records.summary import LEVELS
-from samewise.runner.records.verify import Parting
 from samewise.runner.training.run import Run
 
 MEASURED = ("speed/", "time/", "memory/", "system/")
@@ -114,7 +114,7 @@ def _fingerprints(folder: RunFolder, original: Composed, *records: Mapping[str, 
     """Where config, code, summary and environment do not belong to one experiment."""
     code, config = read_json(folder.sources, shapes.SOURCES) or {}, fingerprint_of(original.whole)
     begun = code.get("config") or config
-    expected = combined(begun, code.get("files") or {})
+    expected = combine(begun, code.get("files") or {})
     told = {name: record["fingerprint"] for name, record in zip(("summary.json", "environment.json"), records, strict=True) if "fingerprint" in record}
     others = set(told.values()) - {expected}
     if begun != config or (not code and len(others) == 1 and expected not in told.values()):

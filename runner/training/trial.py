@@ -15,7 +15,7 @@ from samewise.runner.config.instantiate import instantiate
 from samewise.runner.config.project import Project
 from samewise.runner.data import streams
 from samewise.runner.errors import ConfigError, SamewiseError
-from samewise.runner.processes.memory import bounded
+from samewise.runner.processes.memory import refuse_too_much_memory
 from samewise.runner.processes.pretended import pretend
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.strategies.base import Strategy
@@ -88,7 +88,7 @@ def _step(composed: Composed, project: Project, *, alone: bool) -> Run:
     with tempfile.TemporaryDirectory(prefix="samewise-check-") as temporary, streams.preserve_generators():
         run = build(_uncached(composed), project, RunFolder(Path(temporary)), alone=alone)
         try:
-            with bounded() if run.strategy.device.type == "cpu" else nullcontext():
+            with refuse_too_much_memory() if run.strategy.device.type == "cpu" else nullcontext():
                 train_step(run, next(training_batches(run)))
                 rehearse(run)
         except SamewiseError:

@@ -58,7 +58,7 @@ def cell(run: Path, form: str, options: list[str], out: Path, sources: list[str]
     prepare(composed.cfg.reproducibility)
     (call,), about, accuracy = export._model(args, found, composed, quantised=not formats.FORMATS[form].is_exact)
     folder.write(out, call, to=[form], tolerance=1e-4, about=about, accuracy=partial(accuracy, call))
-    held = [one for one in folder.verify(out, trusted=True) if one.format == form and one.sound is not None]
+    held = [one for one in folder.run_test_vectors(out, trusted=True) if one.format == form and one.sound is not None]
     load = formats.FORMATS[form].load(out / formats.FORMATS[form].file)
     samples = len(next(iter(call.inputs.values())))
 

@@ -10,7 +10,7 @@ import torch
 
 from samewise.runner.exports.compared import difference
 from samewise.runner.exports.format import Format
-from samewise.runner.exports.runtimes import Runtime, Truth, tried
+from samewise.runner.exports.runtimes import Runtime, Truth, try_runtime
 
 
 class Echo(Format):
@@ -38,7 +38,7 @@ def held(tmp_path: Path, form: Format, *, tolerance: float = 1e-4) -> Runtime:
     """Against a model that gives what it is given."""
     (tmp_path / "model.txt").touch()
     values = {"x": torch.arange(3.0)}
-    return tried(form, tmp_path / "model.txt", Truth(values, values, {}, {}), tolerance)
+    return try_runtime(form, tmp_path / "model.txt", Truth(values, values, {}, {}), tolerance)
 
 
 def test_weights_that_cannot_be_looked_at_are_told_where_a_format_has_some_by_name(tmp_path: Path) -> None:

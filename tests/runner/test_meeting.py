@@ -120,8 +120,8 @@ def test_a_connection_that_is_lost_before_the_training_names_the_rank_whose_proc
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     monkeypatch.setattr(lost, "places", {0: [lost.here(), str(os.getpid())], 1: [lost.here(), str(gone.pid)], 2: ["elsewhere", str(gone.pid)]})
-    found = lost.explained(RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:36811"))
+    found = lost.explain(RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:36811"))
     assert isinstance(found, PeerFailed)
     assert str(found).startswith("rank 0: lost rank 1, whose process is gone, before the training began")
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    assert lost.explained(other) is other
+    assert lost.explain(other) is other

@@ -174,17 +174,17 @@ def test_a_flame_graph_nests_calls_as_their_times_are_and_shows_names_as_text() 
     (called,) = step.inner.values()
     assert (step.name, step.us, step.calls) == ("step", 80, 2)
     assert (called.name, called.us, called.calls, [one.name for one in called.inner.values()]) == ("f<script>", 30, 2, ["aten::mm"])
-    drawn = flame.drawn([thread])
+    drawn = flame.draw([thread])
     ElementTree.fromstring(drawn)
     assert "<script" not in drawn
 
 
 def test_memory_is_told_by_part(here: Path, tmp_path: Path) -> None:
-    from samewise.runner.measuring.profile import rehearsed
+    from samewise.runner.measuring.profile import rehearse
 
     project = Project(here, ("lab_of_profiles",))
     overrides = [*SMALL, "batch_size=32", "optimizer=adam", "accumulate=2"]
-    with rehearsed(compose(overrides, project=project)) as run:
+    with rehearse(compose(overrides, project=project)) as run:
         parts = memory.parts_of(run)
         few = memory.parts_of(run, samples=4)
     weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)

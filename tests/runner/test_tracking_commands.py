@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from samewise_runner_keeping import keeper
 
-from samewise.runner.bundles.received import opened
+from samewise.runner.bundles.received import open_received
 from samewise.runner.cli import main
 from samewise.runner.config.schema import Tracking
 from samewise.runner.records import checkpoint, shards
@@ -78,7 +78,7 @@ def test_a_checkpoint_in_shards_comes_back_whole_from_the_store(unsent: RunFolde
     assert main(["sync"]) == 0
     run_id = json.loads(unsent.tracking.read_text())["run_id"]
     shutil.rmtree(unsent.path)
-    with opened(run_id, run_root=Path("runs")) as folder:
+    with open_received(run_id, run_root=Path("runs")) as folder:
         (kept,) = folder.checkpoints.iterdir()
         assert torch.equal(checkpoint.load(kept)["model"]["weight"], torch.arange(6.0))
 

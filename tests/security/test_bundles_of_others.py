@@ -299,4 +299,4 @@ def test_links_in_data_that_lead_to_a_billion_paths_are_not_followed(tmp_path: P
     (tmp_path / "30").mkdir()
     (tmp_path / "30" / "one.png").touch()
     (tmp_path / "30" / "here").symlink_to(".")
-    assert [*data_files.listed({"dataset": {"root": str(tmp_path)}})["dataset.root"]] == ["0/" + "x/" * 30 + "one.png"]
+    assert [*data_files.list_files({"dataset": {"root": str(tmp_path)}})["dataset.root"]] == ["0/" + "x/" * 30 + "one.png"]

@@ -103,7 +103,7 @@ def test_a_component_that_would_fill_the_memory_is_refused_as_it_is_made(little_
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds what a process can write")
 def test_what_python_itself_would_hold_is_bounded_too_and_ones_own_code_is_not(little_memory, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MemoryError), memory.bounded():
+    with pytest.raises(MemoryError), memory.refuse_too_much_memory():
         list(range(100_000_000))
     (tmp_path / "own_code.py").write_text("import torch\ndef net(size: int) -> torch.nn.Linear:\n    return torch.nn.Linear(size, 1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -10,20 +10,20 @@ from typing import Any
 
 from samewise.runner.measuring.ranges import RANGES
 from samewise.runner.tracking.address import in_words
-from samewise.runner.tracking.backends import reported_to
+from samewise.runner.tracking.backends import backends_of
 from samewise.runner.tracking.sender import prepare_environment
 from samewise.runner.training.memory import PARTS
 from samewise.runner.training.memory import in_words as bytes_in_words
 
 
-def tell(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def print_report(found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Print a profile, as JSON if `given["json"]`, and log it where tracking (`given["tracking"]`) is on."""
     out = Path(given["asked"]["out"])
     if given["json"]:
         print(json.dumps({**found, "folder": str(out)}, indent=2))
     else:
         print("\n".join(lines(found, out)))
-    if "mlflow" in reported_to(given["tracking"]):
+    if "mlflow" in backends_of(given["tracking"]):
         _log(found, out, given["tracking"])
 
 
