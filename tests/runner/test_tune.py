@@ -229,10 +229,10 @@ import resource, sys
 from samewise.runner.config.compose import compose
 from samewise.runner.config.project import Project
 from samewise.runner.measuring import batch_size
-from samewise.runner.measuring.profile import rehearsed
+from samewise.runner.measuring.profile import rehearse
 from pathlib import Path
 
-with rehearsed(compose(sys.argv[1:], project=Project(Path.cwd(), ("lab_of_tuning",)))) as run:
+with rehearse(compose(sys.argv[1:], project=Project(Path.cwd(), ("lab_of_tuning",)))) as run:
     list(batch_size.Trial(run).steps(2))
     has = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:"))) * 1024
     resource.setrlimit(resource.RLIMIT_AS, (has + 400 * 2**20,) * 2)
