@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
 from samewise.runner.bundles import archive, signing
 from samewise.runner.commands import add_project, project_from
 from samewise.runner.records.files import require_writable
+from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
   samewise bundle 3f2a --out result.bundle                     config, code, versions, digests of data, trace, result
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             archive.unpack(args.out, Path(temporary, "bundle"))
             signature = signing.sign(Path(temporary, "bundle"), args.out, args.sign)
     if args.json:
-        print(json.dumps({"file": str(args.out), "identity": identity, "parts": len(parts), "signature": signature and str(signature)}))
+        print(to_json({"file": str(args.out), "identity": identity, "parts": len(parts), "signature": signature and str(signature)}))
         return 0
     print(f"wrote {args.out}: {len(parts)} parts, {args.out.stat().st_size / 1e6:.1f} MB" + (f"; {signature}" if signature else ""))
     print(f"identity {identity}\nnext:\n  samewise reproduce {args.out} --expect {identity}")

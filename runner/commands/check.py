@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from samewise.runner.commands import add_overrides, compose_arguments
 from samewise.runner.errors import ConfigError
 from samewise.runner.processes import variables
+from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking import address, backends
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     warned = args.strict and any(note.startswith("warning: ") for note in notes)
     if args.json:
         told = [{key: value for key, value in vars(problem).items() if value not in ("", ...)} for problem in found]
-        print(json.dumps({"name": composed.name, "fingerprint": composed.fingerprint, "problems": told, "notes": notes}, indent=2, default=str))
+        print(to_json({"name": composed.name, "fingerprint": composed.fingerprint, "problems": told, "notes": notes}, indent=2))
         return ConfigError.exit_code if found or warned else 0
     if found:
         raise ConfigError(*found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from html import escape
 from pathlib import Path
@@ -16,6 +15,7 @@ from samewise.runner.records import shapes
 from samewise.runner.records import trust as signatures
 from samewise.runner.records.files import read_json, read_mapping, require_writable, write_atomically
 from samewise.runner.records.found import RUN
+from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking.address import without_password
 from samewise.runner.tracking.sender import prepare_environment
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.log:
         _log(*pair, found, trust=args.trust)
     if args.json:
-        print(json.dumps(found))
+        print(to_json(found))
     else:
         _print(found)
     return 0 if found["parts"] is None and found["steps"] else 1

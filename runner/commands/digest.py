@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from samewise.runner.errors import CheckpointError, ConfigError, Problem, first_line
+from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
   samewise digest runs/resnet18_digits/3f2a9c81d0b4        a run's newest checkpoint
@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     digests = {name: _digest(name, args.run_root) for name in args.what}
     if args.json:
-        print(json.dumps(digests))
+        print(to_json(digests))
     else:
         for name, digest in digests.items():
             print(f"{digest}  {name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import shutil
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from samewise.runner.errors import first_line
 from samewise.runner.records.files import try_writing
+from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
   samewise doctor
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     looks = (_python, _packages, _device, _threads, _same_bits, _shared_memory, partial(_disk, args.run_root), _git)
     findings = [finding for look in looks for finding in look()]
     if args.json:
-        print(json.dumps([asdict(finding) for finding in findings]))
+        print(to_json([asdict(finding) for finding in findings]))
     else:
         for finding in findings:
             print(f"{finding.state:<7} {finding.what:<20} {finding.found}" + (f"\n{'':28} {finding.advice}" if finding.advice else ""))

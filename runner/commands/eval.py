@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from samewise.runner.config import project
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.processes.variables import prepare
 from samewise.runner.records.found import RUN
+from samewise.runner.records.json_text import to_json
 
 EXAMPLES = """examples:
   samewise eval 3f2a                                   the best checkpoint on the validation split
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     prepare(composed.cfg.reproducibility)
     step, metrics, pictures, of = _evaluated(args, folder, composed)
     if args.json:
-        print(json.dumps({"run": str(folder.path), "step": step, "split": args.split, "metrics": metrics, "evaluated": of, "pictures": str(pictures)}))
+        print(to_json({"run": str(folder.path), "step": step, "split": args.split, "metrics": metrics, "evaluated": of, "pictures": str(pictures)}))
         return 0
     print(f"{folder.path}, step {step}, {of or f'{args.split} split'}")
     for name, value in metrics.items():

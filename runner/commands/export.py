@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from samewise.runner.processes.variables import prepare
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json, require_writable
 from samewise.runner.records.found import RUN
+from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking import progress
 from samewise.runner.tracking.address import in_words, without_password
 from samewise.runner.tracking.sender import prepare_environment
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         said = {place: [asdict(one) for one in formats] for place, formats in found.items()}
         formats = {"formats": said[""]} if "" in said else {"parts": said}
         models = {"models": logged} if logged else {}
-        print(json.dumps({"folder": str(args.out), "run": about["run"], "step": about["step"], **formats, **models}))
+        print(to_json({"folder": str(args.out), "run": about["run"], "step": about["step"], **formats, **models}))
         return 0
     for place, call in places.items():
         out, held = args.out / place, {exports.formats.FORMATS[one.format].file: one.words for one in found[place]}

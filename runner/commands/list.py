@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 
 from samewise.runner.commands import add_project, project_from
 from samewise.runner.errors import ConfigError, Problem, nearest
+from samewise.runner.records.json_text import to_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         rows = choices_of(args.group, project=project)
     else:
         raise ConfigError(Problem("", "unknown group", args.group, "one of the groups that `samewise list` shows", nearest(args.group, groups)))
-    print(json.dumps(rows, indent=2) if args.json else _table(rows))
+    print(to_json(rows, indent=2) if args.json else _table(rows))
     return 0
 
 

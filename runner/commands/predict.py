@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from samewise.runner.commands import add_checkpoint, add_trust
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records.files import require_no_link, require_writable
 from samewise.runner.records.found import RUN
+from samewise.runner.records.json_text import to_json
 
 if TYPE_CHECKING:
     from samewise.runner.records.predictions import Form, PredictionFile
@@ -121,7 +121,7 @@ def _with_bar(made: Iterable[Any], total: int) -> Iterator[Any]:
 
 def _tell(file: Path, values: dict[str, Any], made: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"file": str(file), **values, "files": [str(path) for path in made]}), flush=True)
+        print(to_json({"file": str(file), **values, "files": [str(path) for path in made]}), flush=True)
         return
     print(file)
     for key, value in values.items():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from samewise.runner.commands import add_project, add_trust, project_from
 from samewise.runner.errors import ConfigError, Problem
 from samewise.runner.records import trust
 from samewise.runner.records.files import require_no_link
+from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, find
 from samewise.runner.sweep.curves import Cost, cost
 from samewise.runner.sweep.effects import Effect, effects
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     }
     written = _write(folder.path / "report", files)
     if args.json:
-        print(json.dumps(_told(folder, found, known, dataclasses.asdict(spent)), indent=2))
+        print(to_json(_told(folder, found, known, dataclasses.asdict(spent)), indent=2))
     else:
         _print(folder, found, known, spent, written[0])
     if not args.no_mlflow and trusted:
@@ -103,7 +102,7 @@ def _told(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Eff
     from samewise.runner.sweep.tables import as_plain_values
 
     at = pages(folder, found)
-    plain = {
+    return {
         "id": folder.id,
         "folder": str(folder.path),
         "settings": [{"values": dict(one[0].point.values), **dataclasses.asdict(spread(one))} for one in rank_settings(found)],
@@ -112,15 +111,6 @@ def _told(folder: SweepFolder, found: Sequence[PointResult], known: Sequence[Eff
         "pages": dataclasses.asdict(at) if at else None,
         "points": [as_plain_values(one) for one in found],
     }
-    return _numbers(plain)
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: _numbers(inner) for name, inner in value.items()}
-    return [_numbers(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _log(folder: SweepFolder, written: Sequence[Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from samewise.runner.errors import ConfigError, Problem, truncate
 from samewise.runner.records.found import RUN
+from samewise.runner.records.json_text import to_json
 from samewise.runner.sweep.results import State
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         return _delete(found, args)
     differing = (stored if args.uri else listing.varying(found)) if args.diff else {}
     if args.json:
-        print(json.dumps([{**one.facts(), **({"differs": differing[one.folder]} if args.diff else {})} for one in found]))
+        print(to_json([{**one.facts(), **({"differs": differing[one.folder]} if args.diff else {})} for one in found]))
     elif not found:
         print(f"no runs in {args.uri or args.run_root}" + (" that meet these conditions" if conditions else ""))
     else:
@@ -113,7 +113,7 @@ def _delete(found: Sequence[Listed], args: argparse.Namespace) -> int:
         size = "" if args.yes else f", {listing.size_of(one) / 1e6:.1f} MB"
         print(f"{done}: {one.folder}  ({one.state.value}, step {one.step}{size})")
     if args.json:
-        print(json.dumps({"deleted": [one.folder for one in found] if args.yes else [], "found": [one.folder for one in found]}))
+        print(to_json({"deleted": [one.folder for one in found] if args.yes else [], "found": [one.folder for one in found]}))
     elif not found:
         print("nothing to delete")
     elif not args.yes:

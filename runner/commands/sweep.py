@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ from samewise.runner.errors import ConfigError, Problem, number_of
 from samewise.runner.launchers.base import Launcher, Standing
 from samewise.runner.records import trust
 from samewise.runner.records.folder import RunFolder, require_root
+from samewise.runner.records.json_text import to_json
 from samewise.runner.records.sweep_folder import SweepFolder, below, find
 from samewise.runner.records.trust import is_trusted
 from samewise.runner.sweep.results import PointResult, State, current_results, open_launcher, point_results
@@ -130,7 +130,7 @@ def _status(folder: SweepFolder, project: Project, *, trusted: bool, as_json: bo
 
     found = current_results(folder, project, trusted=trusted)
     if as_json:
-        print(json.dumps({"id": folder.id, "points": [as_plain_values(one) for one in found]}, indent=2))
+        print(to_json({"id": folder.id, "points": [as_plain_values(one) for one in found]}, indent=2))
     else:
         print_points(folder, found, held=folder.holder())
     return 0
@@ -143,7 +143,7 @@ def _all(args: argparse.Namespace) -> int:
         counts = Counter(one.state.value for one in point_results(folder))
         lines.append({"id": folder.id, "points": sum(counts.values()), **counts, "overrides": folder.facts["overrides"]})
     if args.json:
-        print(json.dumps(lines, indent=2))
+        print(to_json(lines, indent=2))
         return 0
     if not lines:
         print(f"no sweeps in {args.run_root}")
@@ -183,7 +183,7 @@ def _report(folder: SweepFolder, project: Project, *, as_json: bool) -> int:
 
     found = current_results(folder, project)
     if as_json:
-        print(json.dumps({"id": folder.id, "folder": str(folder.path), "points": [as_plain_values(one) for one in found]}, indent=2))
+        print(to_json({"id": folder.id, "folder": str(folder.path), "points": [as_plain_values(one) for one in found]}, indent=2))
     else:
         print_settings(folder, found, more=f"samewise report {folder.path}")
         print_pages(folder, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from samewise.runner.records import locks, shapes
 from samewise.runner.records.files import read_mapping
 from samewise.runner.records.folder import RunFolder
 from samewise.runner.records.found import RUN
+from samewise.runner.records.json_text import to_json
 from samewise.runner.records.trust import is_trusted, require
 from samewise.runner.tracking import progress
 from samewise.runner.tracking.address import check_uri, in_words, sqlite_file
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in folders:
         for outcome in _send(folder, args):
             failed |= outcome.state in ("failed", "ending")
-            print(json.dumps(asdict(outcome)) if args.json else outcome)
+            print(to_json(asdict(outcome)) if args.json else outcome)
     return int(failed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
@@ -15,6 +14,7 @@ from samewise.runner.commands.profile import folder_for, ready, remove_if_empty
 from samewise.runner.errors import ConfigError, Problem, nearest
 from samewise.runner.processes.this_process import is_rank
 from samewise.runner.records.files import require_writable
+from samewise.runner.records.json_text import to_json
 
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
@@ -77,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
     out = folder_for(args.out, composed)
     with remove_if_empty(out), rehearse(composed, alone=alone) as run:
         found, settings = _FINDERS[args.what](args, run, out)
-    (out / f"{args.what}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    (out / f"{args.what}.json").write_text(to_json(found, indent=2) + "\n", encoding="utf-8")
     from samewise.runner.measuring.trying import as_overrides
 
     found = {"what": args.what, "settings": settings, **found, "folder": str(out)}
     if args.write:
         _write(args, as_overrides(settings))
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(to_json(found, indent=2))
         return 0
     print(f"suggested: {' '.join(as_overrides(settings))}\n  {found['reason']}")
     if args.what != "loader":

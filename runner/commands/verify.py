@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import shlex
 import tempfile
@@ -19,6 +18,7 @@ from samewise.runner.processes.variables import keep_compiled_code_apart, prepar
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
+from samewise.runner.records.json_text import to_json
 from samewise.runner.tracking.journal import logged_values, read_entries
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _exported(args: argparse.Namespace) -> int:
         raise ConfigError(Problem("--clients", "is not a folder", str(args.clients), "a copy of docs/examples, with the programs that you have built"))
     found = run_test_vectors(Path(args.run), trusted=args.trust, **({"examples": args.clients} if args.clients else {}))
     if args.json:
-        print(json.dumps({"same": all(one.same for one in found), "formats": [asdict(one) for one in found]}))
+        print(to_json({"same": all(one.same for one in found), "formats": [asdict(one) for one in found]}))
     else:
         for one in found:
             mark = "not run" if one.sound is None else "sound" if one.sound else "WRONG"
@@ -116,7 +116,7 @@ def verify_run(args: argparse.Namespace, folder: RunFolder) -> int:
     prepare(composed.cfg.reproducibility)
     verdict = _verdict(args, folder, composed)
     if args.json:
-        print(json.dumps(verdict))
+        print(to_json(verdict))
     else:
         for line in verdict["said"]:
             print(line)
