@@ -24,7 +24,8 @@ from samewise.runner.tracking.journal import logged_values, read_entries
 if TYPE_CHECKING:
     from samewise.runner.config.compose import Composed
     from samewise.runner.config.project import Project
-    from samewise.runner.records.rerun_comparison import Comparison, Parting
+    from samewise.runner.records.parting import Parting
+    from samewise.runner.records.rerun_comparison import Comparison
     from samewise.runner.training.audit import Segment
     from samewise.runner.training.run import Run
 

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from samewise.runner.records.digest import XXH3, combine, tensor_digests
 from samewise.runner.records.trace import STAGES, shorten
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first difference of two runs.
+
+    Args:
+        step: The optimizer step, counted from 1.
+        stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
+        layer: The first parameter or buffer that differs, or the metric, or the summary's key, where one is named.
+        reason: A sentence.
+        altered: Whether only the record differs, and not the training that goes on after it.
+    """
+
+    step: int
+    stage: str
+    layer: str
+    reason: str
+    altered: bool = False
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage not in ("metric", "summary") else "")
 
 
 def first_parting(head: dict[str, Any], first: dict[str, Any], second: Mapping[str, Any], *, stages: Collection[str] = tuple(STAGES)) -> tuple[str, str] | None:

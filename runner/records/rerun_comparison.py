@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, final
 
 from samewise.runner.errors import CheckpointError, SamewiseError
@@ -12,30 +11,8 @@ from samewise.runner.records import checkpoint, shapes, trace
 from samewise.runner.records.digest import weights_sha256
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.parting import altered_weights, first_parting
+from samewise.runner.records.parting import Parting, altered_weights, first_parting
 from samewise.runner.records.roots import alterations
-
-
-@dataclass(frozen=True)
-class Parting:
-    """The first difference of two runs.
-
-    Args:
-        step: The optimizer step, counted from 1.
-        stage: A key of `trace.STAGES`, or "checkpoint", "chain" (a checkpoint is not of this trace), "root" (it is not the summary's), "metric", "summary".
-        layer: The first parameter or buffer that differs, or the metric, or the summary's key, where one is named.
-        reason: A sentence.
-        altered: Whether only the record differs, and not the training that goes on after it.
-    """
-
-    step: int
-    stage: str
-    layer: str
-    reason: str
-    altered: bool = False
-
-    def __str__(self) -> str:
-        return f"step {self.step}: {self.reason}" + (f"; first in {self.layer}" if self.layer and self.stage not in ("metric", "summary") else "")
 
 
 class Parted(SamewiseError):

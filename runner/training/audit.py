@@ -13,7 +13,8 @@ from samewise.runner.errors import CheckpointError
 from samewise.runner.records import checkpoint
 from samewise.runner.records.checkpoint_writer import copy_to_cpu
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.rerun_comparison import Comparison, Parting
+from samewise.runner.records.parting import Parting
+from samewise.runner.records.rerun_comparison import Comparison
 from samewise.runner.records.states import state_differences
 from samewise.runner.records.trace import STAGES
 from samewise.runner.tracking.journal import logged_values

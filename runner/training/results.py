@@ -13,7 +13,7 @@ from samewise.runner.config.tree import differences
 from samewise.runner.records import shapes
 from samewise.runner.records.files import read_json
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.rerun_comparison import Parting
+from samewise.runner.records.parting import Parting
 from samewise.runner.records.summary import LEVELS
 from samewise.runner.training.run import Run
 
