@@ -91,7 +91,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(samewise: Callable[..., Any
 def test_no_cell_of_a_table_is_a_formula_of_a_spreadsheet_s(name: str, tmp_path: Path) -> None:
     pictures.save_class_accuracy(tmp_path / "classes.csv", torch.eye(2), [name, "b"])
     transcripts.save_csv(tmp_path / "said.csv", [transcripts.Line(name, name, name, 0, -1.5)])
-    tables = [(tmp_path / one).read_bytes().decode() for one in ("classes.csv", "said.csv")] + [page._csv([{"metric": name, name: -1.5, "text": "-1.5"}])]
+    tables = [(tmp_path / one).read_bytes().decode() for one in ("classes.csv", "said.csv")] + [page.as_csv([{"metric": name, name: -1.5, "text": "-1.5"}])]
     for table in tables:
         cells = [cell for row in csv.reader(io.StringIO(table, newline="")) for cell in row]
         assert f"'{name}" in cells
