@@ -21,7 +21,7 @@ from samewise.runner.launchers.snapshot import CONFIGS, collect_sources, setting
 from samewise.runner.records import checkpoint, environment, own_code, shapes, sources
 from samewise.runner.records.files import read_json, read_text
 from samewise.runner.records.folder import RunFolder
-from samewise.runner.records.rerun_comparison import checkpoint_partings, metric_partings
+from samewise.runner.records.rerun_comparison import checkpoint_partings, loss_partings, metric_partings
 from samewise.runner.records.roots import alterations
 from samewise.runner.secrets import looks_secret, redact, redact_file, redact_values, without_keys
 from samewise.runner.tracking.journal import logged_values
@@ -78,7 +78,8 @@ def _sound(folder: RunFolder) -> Mapping[str, Any]:
     altered = alterations(folder)
     if altered:
         raise ConfigError(*(Problem(str(folder.path), said) for said in altered.values()))
-    if partings := [*checkpoint_partings(folder), *metric_partings(folder, logged_values(folder.metrics))]:
+    logged = logged_values(folder.metrics)
+    if partings := [*checkpoint_partings(folder), *metric_partings(folder, logged), *loss_partings(folder, logged)]:
         raise ConfigError(*(Problem(str(folder.path), f"was altered since: {parting}") for parting in partings))
     return summary
 

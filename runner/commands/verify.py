@@ -158,7 +158,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         if foreign and not args.anyway:
             said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "add `--anyway` to compare them all the same"]
             return {**verdict, "comparable": False}
-        if not args.json:
+        if not args.json and not altered:  # an altered environment tells nothing of what to expect
             print(environment.expectation(recorded, again.environment, foreign, same_code=not changed), flush=True)
         again.callbacks.pop("throughput", None)
         again.recorder.log_every_steps = 1  # whatever the run logged is there to compare with
@@ -176,6 +176,8 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             verdict["first"], words = _closely(folder, composed, project, apart.step, changed=bool(unlike))
             said += words
     said += [f"the config differs: {path}: {one!r} there, {two!r} here" for path, one, two in unlike]
+    if (altered or partings) and not unlike and not any(one.stage in STAGES for one in partings):
+        said.append("not verified: the steps that were repeated have the same bits, but what was recorded was altered: see above")
     first = min(partings, key=lambda parting: parting.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
     return {**verdict, "same": not partings and not altered, "compared": comparison.compared, "parts": parts}
@@ -261,6 +263,8 @@ def _audited(args: argparse.Namespace, again: Run, comparison: Comparison, folde
     drawn = f" (drawn with --audit-seed {seed})" if args.audit else ""
     said.append(f"audited: {len(done)} of {len(parts)} segments, {steps} of {last} steps{drawn}" + ("" if found else ": the same bits"))
     said += _left_out(parts, done, comparison, last)
+    if folder.summary.exists():
+        said.append("not compared by an audit: files in artifacts/, and metrics that were removed; `samewise verify` without --audit compares them")
     left = [[part.start + 1, part.end] for part in parts if part not in done]
     return {"seed": seed, "segments": len(parts), "replayed": [[part.start + 1, part.end] for part in done], "steps": steps, "left": left}
 

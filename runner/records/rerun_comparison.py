@@ -124,3 +124,13 @@ def metric_partings(folder: RunFolder, logged: Mapping[tuple[int, str], float]) 
         for name, value in metrics.items()
         if (noted := logged.get((step, name))) is not None and repr(noted) != repr(float(value))
     ]
+
+
+def loss_partings(folder: RunFolder, logged: Mapping[tuple[int, str], float]) -> list[Parting]:
+    """Where the losses that the run logged are not those of its trace."""
+    known = [(step, float.fromhex(line["loss"]), logged.get((step, "train/loss"))) for step, line in trace.read_trace_of(folder)[1].items()]
+    return [
+        Parting(step, "metric", "train/loss", f"train/loss is {noted!r} in metrics.jsonl, and {loss!r} in trace.jsonl")
+        for step, loss, noted in known
+        if noted is not None and repr(noted) != repr(loss)
+    ]

@@ -126,7 +126,10 @@ def _fingerprints(folder: RunFolder, original: Composed, *records: Mapping[str, 
 
 
 def _recorded(file: str, path: str, one: Any, two: Any) -> str:
-    return f"{file}: {path} is recorded as {one!r}, and is {two!r} when computed again"
+    if one in (None, "???"):
+        return f"{file}: {path} is missing, and is {two!r} when computed again"
+    again = "there is none when computed again" if two in (None, "???") else f"is {two!r} when computed again"
+    return f"{file}: {path} is recorded as {one!r}, and {again}"
 
 
 def _level(told: Mapping[str, Any], run: Run) -> str:
@@ -151,7 +154,8 @@ def _contradictions(recorded: Mapping[str, Any]) -> Iterator[str]:
 def unverifiable(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """Facts of the recording machine that differ here and decide no bit, so that nothing tells whether they are true, in a sentence."""
     one, two = dict(_facts(recorded)), dict(_facts(json.loads(json.dumps(here))))
-    differing = [name for name in one if name not in recorded.get("decides", {}) and one[name] != two.get(name)]
+    own = {"versions.samewise"} - two.keys()  # of the copy in a bundle: its code is compared by content
+    differing = [name for name in one if name not in recorded.get("decides", {}) and name not in own and one[name] != two.get(name)]
     said = "; ".join(f"{name} recorded as {one[name]!r}, here {two.get(name)!r}" for name in differing)
     return [f"cannot be verified: {said}"] if said else []
 

@@ -139,7 +139,8 @@ def test_all_of_an_honest_run_can_be_audited(samewise, run) -> None:
     found = audited(samewise, run)
     assert found["same"], found["said"]
     assert (len(found["audit"]["replayed"]), found["compared"]) == (10, 100)
-    assert found["said"] == ["audited: 10 of 10 segments, 100 of 100 steps: the same bits"]
+    assert found["said"][0] == "audited: 10 of 10 segments, 100 of 100 steps: the same bits"
+    assert found["said"][1:] == ["not compared by an audit: files in artifacts/, and metrics that were removed; `samewise verify` without --audit compares them"]
 
 
 @pytest.mark.parametrize("stage", ["batch", "loss", "weights"])
@@ -147,7 +148,7 @@ def test_a_forged_line_of_the_trace_is_named_although_all_else_agrees_with_it(sa
     forge(run, line=(47, {stage: "0x1.8p+0" if stage == "loss" else "0" * 16}))
     found = audited(samewise, run)
     assert (found["parts"]["step"], found["parts"]["stage"]) == (47, stage)
-    assert len(found["said"]) == 2, found["said"]
+    assert len(found["said"]) == 3, found["said"]
     assert f"step 47: the trace was altered ({stage})" in found["said"][0]
 
 

@@ -149,7 +149,7 @@ def test_code_other_than_the_run_was_trained_with_is_not_bundled(samewise: Calla
     assert not (tmp_path / "other.bundle").exists()
 
 
-@pytest.mark.parametrize("what", ["a metric", "a checkpoint"])
+@pytest.mark.parametrize("what", ["a metric", "a logged loss", "a checkpoint"])
 def test_a_run_that_was_altered_is_not_bundled(samewise: Callable[..., Any], home: Path, tmp_path: Path, what: str) -> None:
     run = Path(shutil.copytree(next((home / "runs" / "one").iterdir()), tmp_path / "one" / "altered", symlinks=True))
     if what == "a metric":
@@ -157,6 +157,11 @@ def test_a_run_that_was_altered_is_not_bundled(samewise: Callable[..., Any], hom
         final = summary["metrics"]["final"]
         final[next(iter(final))] += 0.01
         (run / "summary.json").write_text(json.dumps(summary))
+    elif what == "a logged loss":
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        place, entry = next((place, entry) for place, line in enumerate(lines) if "train/loss" in (entry := json.loads(line)).get("metrics", {}))
+        entry["metrics"]["train/loss"] -= 0.01
+        (run / "metrics.jsonl").write_text("\n".join([*lines[:place], json.dumps(entry), *lines[place + 1 :]]) + "\n")
     else:
         state = sorted(run.glob("checkpoints/step-*/state.pt"))[-1]
         raw = bytearray(state.read_bytes())
