@@ -208,4 +208,4 @@ def test_an_unforged_run_of_each_recipe_is_the_same_in_all_that_it_tells(samewis
     for more in ((), ("--audit", "all")):
         verdict = found_in(samewise, folder, *more)
         assert (verdict["same"], verdict["altered"]) == (True, []), verdict["said"]
-        assert len(verdict["said"]) == 1 + 2 * bool(more), verdict["said"]
+        assert len(verdict["said"]) == 1 + 3 * bool(more), verdict["said"]
