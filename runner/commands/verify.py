@@ -158,7 +158,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
         if foreign and not args.anyway:
             said += ["not comparable: the environment affects the bits, and " + "; ".join(foreign), "add `--anyway` to compare them all the same"]
             return {**verdict, "comparable": False}
-        if not args.json and not altered:  # an altered environment tells nothing of what to expect
+        if not args.json and (changed or not altered):  # an altered environment tells nothing of what to expect
             print(environment.expectation(recorded, again.environment, foreign, same_code=not changed), flush=True)
         again.callbacks.pop("throughput", None)
         again.recorder.log_every_steps = 1  # whatever the run logged is there to compare with
@@ -176,7 +176,7 @@ def _verdict(args: argparse.Namespace, folder: RunFolder, composed: Composed) ->
             verdict["first"], words = _closely(folder, composed, project, apart.step, changed=bool(unlike))
             said += words
     said += [f"the config differs: {path}: {one!r} there, {two!r} here" for path, one, two in unlike]
-    if (altered or partings) and not unlike and not any(one.stage in STAGES for one in partings):
+    if (altered or partings) and not (unlike or changed or foreign) and not any(one.stage in STAGES for one in partings):
         said.append("not verified: the steps that were repeated have the same bits, but what was recorded was altered: see above")
     first = min(partings, key=lambda parting: parting.step, default=None)
     parts = None if first is None else {"step": first.step, "stage": first.stage, "layer": first.layer, "reason": first.reason}
