@@ -19,6 +19,7 @@ from samewise.runner.optim.schedules import (
     ByOptimizer,
     Chained,
     Constant,
+    ConstantWarmup,
     Cosine,
     Exponential,
     LinearWarmup,
@@ -84,11 +85,11 @@ def test_the_resnet50_recipe_warms_up_for_five_epochs_and_then_follows_a_cosine_
 
 def test_three_schedules_in_sequence_restart_their_time_at_each_milestone() -> None:
     mine = Sequential(
-        schedules=[LinearWarmup(duration=2, unit="step"), Exponential(gamma=0.98, unit="step"), Step(step_size=10, gamma=0.3, unit="step")],
+        schedules=[ConstantWarmup(duration=2, unit="step"), Exponential(gamma=0.98, unit="step"), Step(step_size=10, gamma=0.3, unit="step")],
         milestones=[15, 60],
         unit="step",
     )
-    parts = (p(reference.LinearLR, total_iters=2), p(reference.ExponentialLR, gamma=0.98), p(reference.StepLR, step_size=10, gamma=0.3))
+    parts = (p(reference.ConstantLR, total_iters=2), p(reference.ExponentialLR, gamma=0.98), p(reference.StepLR, step_size=10, gamma=0.3))
     assert_same(ours(mine), theirs(sequential(*parts, milestones=[15, 60]), every=1))
 
 
@@ -278,7 +279,7 @@ def test_the_warm_up_choices_follow_an_override_by_name() -> None:
         (LinearWarmup(duration=5), 5, []),
         (LinearWarmup(duration=6), 5, ["scheduler.duration"]),
         (LinearWarmup(duration=900, within_first_epoch=True, unit="step"), 5, []),
-        (LinearWarmup(duration=21, unit="step"), 5, ["scheduler.duration"]),
+        (ConstantWarmup(duration=21, unit="step"), 5, ["scheduler.duration"]),
         (Step(step_size=4), 5, []),
         (Step(step_size=5), 5, ["scheduler.step_size"]),
         (MultiStep(milestones=[2, 4]), 5, []),

@@ -18,6 +18,7 @@ from torch.optim import lr_scheduler as reference
 
 from samewise.runner.errors import ConfigError
 from samewise.runner.optim.schedules import (
+    ConstantWarmup,
     Cosine,
     Exponential,
     LinearWarmup,
@@ -55,6 +56,7 @@ KINDS: dict[str, tuple[type[Schedule], type[reference.LRScheduler], dict[str, st
         {"duration": "total_iters"},
         {"duration": draw.integers(1, 15), "start_factor": draw.floats(0.01, 1), "end_factor": draw.floats(0.01, 1)},
     ),
+    "constant": (ConstantWarmup, reference.ConstantLR, {"duration": "total_iters"}, {"duration": draw.integers(1, 15), "factor": draw.floats(0.01, 1)}),
     "one cycle": (
         OneCycle,
         reference.OneCycleLR,
@@ -103,6 +105,7 @@ DEFAULTS = [
     (Cosine, reference.CosineAnnealingLR, {"eta_min": "eta_min"}),
     (Polynomial, reference.PolynomialLR, {"power": "power"}),
     (LinearWarmup, reference.LinearLR, {"start_factor": "start_factor", "end_factor": "end_factor"}),
+    (ConstantWarmup, reference.ConstantLR, {"factor": "factor"}),
     (
         OneCycle,
         reference.OneCycleLR,
@@ -142,6 +145,8 @@ LIMITS: list[tuple[Callable[..., Schedule], str, tuple[Any, ...], tuple[Any, ...
     (p(LinearWarmup, duration=1), "end_factor", (0, 0.5, 1), (-0.1, 1.1, *NOT_NUMBERS)),
     (p(LinearWarmup, duration=1, unit="step"), "within_first_epoch", (False, True), ()),
     (p(LinearWarmup, duration=1, unit="epoch"), "within_first_epoch", (False,), (True,)),
+    (ConstantWarmup, "duration", (0, 1), (-1, *NOT_WHOLE)),
+    (p(ConstantWarmup, duration=1), "factor", (0, 0.5, 1), (-0.1, 1.1, *NOT_NUMBERS)),
     (OneCycle, "total", (1, None), (0, -1, 1.5, True, "3")),
     (OneCycle, "pct_start", (0, 0.5, 0.9, 1), (-0.1, 1.1, *NOT_NUMBERS)),
     (p(OneCycle, three_phase=True), "pct_start", (0, 0.3, 0.5), (0.6, 1)),

@@ -6,12 +6,13 @@ from .combine import ByOptimizer, Chained, Sequential
 from .decay import Constant, Cosine, Exponential, MultiStep, Polynomial, Step
 from .one_cycle import OneCycle
 from .plateau import Plateau
-from .warmup import LinearWarmup
+from .warmup import ConstantWarmup, LinearWarmup
 
 __all__ = [
     "ByOptimizer",
     "Chained",
     "Constant",
+    "ConstantWarmup",
     "Cosine",
     "Exponential",
     "Group",

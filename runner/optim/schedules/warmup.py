@@ -37,3 +37,26 @@ class LinearWarmup(LearningRate):
         if time >= duration:
             return lr * self.end_factor
         return lr * (self.start_factor + (self.end_factor - self.start_factor) * time / duration)
+
+
+@final
+class ConstantWarmup(LearningRate):
+    """`factor * lr` for `duration`, then `lr`; torch's ConstantLR.
+
+    Args:
+        duration: How long, in `unit`.
+        factor: The factor until then.
+        unit: What `duration` counts.
+    """
+
+    def __init__(self, *, duration: int, factor: float = 1 / 3, unit: Unit = "epoch") -> None:
+        super().__init__(unit=unit)
+        require(whole(duration, least=0), "duration", "is not a valid duration", duration, "a whole number of at least 0")
+        require(number(factor, least=0, most=1), "factor", "is not a valid factor", factor, "a number from 0 to 1")
+        self.duration, self.factor = duration, factor
+
+    def needs(self) -> Mapping[str, int]:
+        return {"duration": self.duration}
+
+    def rate(self, time: int, lr: float) -> float:
+        return lr * (self.factor if time < self.duration else 1.0)
