@@ -70,13 +70,14 @@ clean: ## remove .venv, caches and builds; runs/ is kept
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Two stamps, so that a change of pyproject.toml alone does not go through every locked package again.
+# Two stamps, so that a change of pyproject.toml alone does not go through every locked package again. The lock names every package, so nothing is left to resolve: pip would look for
+# `pydantic[email]`, say, as if no version of it were locked, and refuse a newer one, whose hash is not there.
 $(VENV)/.packages: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		"samewise needs Python 3.11 or newer; '$(PYTHON)' is not. Name one that is: make install PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { echo "'$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 2; }
 	@echo "Installing the locked packages into $(VENV): some minutes, some gigabytes."
-	$(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml
